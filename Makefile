@@ -1,0 +1,50 @@
+# Each target sets up what it needs: a virtual environment, locked dependencies, this package.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+
+.PHONY: demo test test-slow test-floor lint format lock clean
+
+demo: $(VENV)/ready  ## Five algorithms on 100 clients with handwritten digits, a table and a report
+	$(BIN)/fedda compare $(DEMO)
+
+test: $(VENV)/ready  ## Everything but the slow tests
+	$(BIN)/pytest -n auto -m "not slow" $(TESTS)
+
+test-slow: $(VENV)/ready
+	$(BIN)/pytest -n auto -m slow $(TESTS)
+
+test-floor:  ## The numerical tests with the oldest supported JAX, in an environment of its own
+	$(MAKE) VENV=.venv-floor LOCK=requirements-floor.lock .venv-floor/ready
+	.venv-floor/bin/pytest -n auto -m "not slow" -W default \
+	    tests/test_oracles.py tests/test_exactness.py tests/test_contract.py tests/test_models.py
+
+lint: $(VENV)/ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(VENV)/ready
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+LOCK ?= requirements.lock
+$(VENV)/ready: $(LOCK) pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedda needs Python 3.11 or newer; say make PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r $(LOCK)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
+	touch $@
+
+lock: $(VENV)/ready  ## Resolve the newest versions anew, and the oldest that are supported
+	$(PYTHON) -m venv .venv-lock
+	.venv-lock/bin/pip install --quiet --disable-pip-version-check uv
+	.venv-lock/bin/uv pip compile $(RESOLVE) -o requirements.lock
+	.venv-lock/bin/uv pip compile $(RESOLVE) --resolution lowest-direct \
+	    -o requirements-floor.lock
+
+RESOLVE = pyproject.toml --extra dev --extra report --universal --python-version 3.11 \
+    --fork-strategy requires-python --generate-hashes --no-annotate --no-header --quiet --upgrade
+
+clean:
+	rm -rf .venv .venv-floor .venv-lock build dist
