@@ -1,0 +1,20 @@
+"""Federated optimisation that is right, fast and deployable."""
+
+from fedda import algorithms, losses, models
+from fedda.core import Algorithm, Phase
+from fedda.models import Model
+from fedda.simulate import Result, run, run_grid
+
+__all__ = [
+    "Algorithm",
+    "Model",
+    "Phase",
+    "Result",
+    "algorithms",
+    "losses",
+    "models",
+    "run",
+    "run_grid",
+]
+
+__version__ = "0.1.0.dev0"

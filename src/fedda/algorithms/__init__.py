@@ -1,0 +1,121 @@
+"""Every algorithm of this folder, found by name: a new one is one new file, listed nowhere.
+
+A module offers `variants`, a dictionary from names to functions that make an `Algorithm`; the
+keyword arguments of such a function are the options that change the program and not just a number,
+annotated as `Literal`. It may declare `reductions`, identities that the tests check.
+"""
+
+import importlib
+import inspect
+import math
+import pkgutil
+import typing
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from fedda.core import Algorithm, Domain
+from fedda.errors import InputError, unknown
+
+
+class Reduction(NamedTuple):
+    """`name` with these hyper-parameters (and options) is `other` with `other_hyper`."""
+
+    name: str
+    hyper: Mapping[str, float]
+    other: str
+    other_hyper: Mapping[str, float] = {}
+    options: Mapping[str, str] = {}
+
+
+@lru_cache
+def modules() -> tuple[ModuleType, ...]:
+    """The modules of this folder."""
+    found = sorted(info.name for info in pkgutil.iter_modules(__path__))
+    return tuple(importlib.import_module(f"{__name__}.{name}") for name in found)
+
+
+@lru_cache
+def makers() -> Mapping[str, Callable[..., Algorithm]]:
+    """The name of every algorithm, with the function that makes it."""
+    return {name: make for module in modules() for name, make in module.variants.items()}
+
+
+def names() -> list[str]:
+    return list(makers())
+
+
+def reductions() -> list[Reduction]:
+    return [each for module in modules() for each in getattr(module, "reductions", ())]
+
+
+def module_of(name: str) -> ModuleType:
+    """The module that holds an algorithm; its docstring holds the equations."""
+    return next(module for module in modules() if name in module.variants)
+
+
+def options(name: str) -> dict[str, tuple[str, ...]]:
+    """The options of an algorithm and their values; the first of each is the default."""
+    make = _maker(name)
+    hints = typing.get_type_hints(make)
+    found = {}
+    for parameter in inspect.signature(make).parameters.values():
+        values = typing.get_args(hints[parameter.name])
+        found[parameter.name] = (
+            parameter.default,
+            *(value for value in values if value != parameter.default),
+        )
+    return found
+
+
+def get(name: str, **chosen: str) -> Algorithm:
+    """The algorithm with this name; equal requests give one and the same record."""
+    known = options(name)
+    for option, value in chosen.items():
+        if option not in known:
+            raise unknown(f"option of {name}", option, known)
+        if value not in known[option]:
+            raise unknown(f"value of {option} of {name}", value, known[option])
+    defaults = {option: values[0] for option, values in known.items()}
+    return _get(name, tuple((defaults | chosen).items()))
+
+
+@lru_cache
+def _get(name: str, chosen: tuple[tuple[str, str], ...]) -> Algorithm:
+    return _maker(name)(**dict(chosen))
+
+
+def _maker(name: str) -> Callable[..., Algorithm]:
+    if name not in makers():
+        raise unknown("algorithm", name, makers())
+    return makers()[name]
+
+
+def domains(Hyper: Any) -> dict[str, Domain]:
+    """What each field of a `Hyper` may be."""
+    hints = typing.get_type_hints(Hyper, include_extras=True)
+    return {field: hints[field].__metadata__[0] for field in Hyper._fields}
+
+
+def hyper(name: str, algorithm: Algorithm, values: Mapping[str, float]) -> Any:
+    """The `Hyper` of an algorithm with these values and its defaults, checked."""
+    for field, value in values.items():
+        if field not in algorithm.Hyper._fields:
+            raise unknown(f"hyper-parameter of {name}", field, algorithm.Hyper._fields)
+        domain = domains(algorithm.Hyper)[field]
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not (number and math.isfinite(value) and domain.allows(value)):
+            raise InputError(f"{field} of {name} must be {domain.words}, got {value!r}.")
+    return algorithm.Hyper(**{field: float(value) for field, value in values.items()})
+
+
+def configure(name: str, chosen: Mapping[str, Any]) -> tuple[Algorithm, Any]:
+    """The algorithm and its `Hyper` from a mix of options and hyper-parameters, both by name."""
+    known = options(name)
+    algorithm = get(name, **{key: value for key, value in chosen.items() if key in known})
+    values = {key: value for key, value in chosen.items() if key not in known}
+    for key in values:
+        if key not in algorithm.Hyper._fields:
+            raise unknown(f"setting of {name}", key, (*known, *algorithm.Hyper._fields))
+    return algorithm, hyper(name, algorithm, values)

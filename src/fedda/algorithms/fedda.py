@@ -1,0 +1,226 @@
+"""FedDA (Jin et al., ICML 2022): plain local SGD, and a global momentum decoupled from it.
+
+    client i:  w = W;  m = M;  P = 0;  for every local step:
+                   g = g_i(w; batch) + mu (w - W)
+                   w <- w - client_lr * g           the momentum is not used here: "decoupled"
+                   m <- beta1 m + (1 - beta1) g
+                   P <- P + m
+               upload  N_i P,  N_i m,  N_i
+    server:    P, m = the means of P_i, m_i weighted by N_i;  r counts the rounds before this one
+               G = (P - beta1 M) / (1 - beta1)      the gradient that would have moved M to P
+      sgdm     W <- W - server_lr client_lr P
+      adam     V <- beta2 V + (1 - beta2) G²
+               W <- W - s (P / (1 - beta1^(r+1))) / (sqrt(V / (1 - beta2^(r+1))) + e)
+      adagrad  V <- V + G²
+               W <- W - s G / (sqrt(V) + e)
+               M <- m                               in all three; M and V start at 0
+
+mu > 0 is FedDA with FedProx. As the update is linear in g, the mean of the clients' momenta is the
+momentum of their mean gradients; with one full-batch step and all clients, a round is exactly one
+step of the centralised optimiser.
+
+Options (adam, adagrad):
+    units     grad: s = server_lr client_lr, e = eps, as printed. delta: s = server_lr,
+              e = eps / client_lr, the units of FedOpt, whose momentum is one of model differences.
+    gradient  momentum: G as above. sum: G is the plain sum of the round's gradients, an ablation.
+Option (adam):
+    bias      rounds: P is divided by 1 - beta1^(r+1), as printed. steps: by what P would be, a
+              step, if all gradients since the start of the run had been 1. With T steps on every
+              client that is the mean of 1 - beta1^k over k = rT + 1 .. rT + T.
+
+Weighting: by the number of examples. Clients keep nothing; the server keeps W, M (and V, r).
+Communication, in models: 2 down, 2 up.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from fedda import local, tree
+from fedda.algorithms import Reduction
+from fedda.core import Algorithm, Decay, NonNegative, Phase, Positive, Seen
+from fedda.data.shards import Shard
+from fedda.task import Batch, Task
+from fedda.tree import PyTree
+
+
+class SGDM(NamedTuple):
+    client_lr: Positive = 0.1
+    server_lr: Positive = 1.0
+    beta1: Decay = 0.9
+    mu: NonNegative = 0.0
+
+
+class AdaGrad(NamedTuple):
+    client_lr: Positive = 0.1
+    server_lr: Positive = 0.1
+    beta1: Decay = 0.9
+    eps: Positive = 0.1
+    mu: NonNegative = 0.0
+
+
+class Adam(NamedTuple):
+    client_lr: Positive = 0.1
+    server_lr: Positive = 0.1
+    beta1: Decay = 0.9
+    beta2: Decay = 0.99
+    eps: Positive = 0.1
+    mu: NonNegative = 0.0
+
+
+class State(NamedTuple):
+    params: PyTree
+    momentum: PyTree
+    second: PyTree = ()  # V
+    rounds: PyTree = ()  # r, as a floating-point number: it is only ever an exponent
+    unfilled: PyTree = ()  # the weight that M still gives to its start, 0
+
+
+class Message(NamedTuple):
+    params: PyTree
+    momentum: PyTree
+
+
+class Upload(NamedTuple):
+    moved: PyTree  # P
+    momentum: PyTree  # m
+    steps: PyTree = ()  # T, the number of local steps
+    decay: PyTree = ()  # beta1^T
+
+
+def memory(hp: Any, params: PyTree) -> tuple[()]:
+    return ()
+
+
+def send(hp: Any, state: State) -> Message:
+    return Message(state.params, state.momentum)
+
+
+def work(
+    hp: Any,
+    task: Task,
+    message: Message,
+    memory: PyTree,
+    shard: Shard,
+    key: Array,
+    count_steps: bool = False,
+) -> tuple[local.Weighted, PyTree, Seen]:
+    def step(carry: tuple[PyTree, PyTree, PyTree], batch: Batch) -> tuple[Any, Seen]:
+        w, m, P = carry
+        gradient, seen = task.gradient(w, batch)
+        g = tree.axpy(hp.mu, tree.sub(w, message.params), gradient)
+        w = tree.axpy(-hp.client_lr, g, w)
+        m = tree.blend(hp.beta1, m, g)
+        return (w, m, tree.add(P, m)), seen
+
+    batches = task.batches(shard, key)
+    start = (message.params, message.momentum, tree.zeros_like(message.momentum))
+    (_, m, P), seen = local.steps(step, start, batches)
+    upload = Upload(P, m)
+    if count_steps:
+        steps = jnp.asarray(batches.steps, jnp.result_type(float))
+        upload = Upload(P, m, steps, hp.beta1**steps)
+    return local.weighted(shard, upload), memory, seen
+
+
+def gradient_sum(hp: Any, state: State, upload: Upload) -> PyTree:
+    """The sum of the round's gradients; P and m determine it, so it need not be sent."""
+    change = tree.sub(upload.momentum, state.momentum)
+    return tree.axpy(hp.beta1 / (1 - hp.beta1), change, upload.moved)
+
+
+def equivalent_gradient(hp: Any, state: State, upload: Upload) -> PyTree:
+    """G: the gradient that would have moved the momentum from M to P."""
+    lead = tree.axpy(-hp.beta1, state.momentum, upload.moved)
+    return tree.scale(1 / (1 - hp.beta1), lead)
+
+
+def init_sgdm(hp: SGDM, params: PyTree) -> State:
+    return State(params, tree.zeros_like(params))
+
+
+def merge_sgdm(hp: SGDM, state: State, total: local.Weighted) -> State:
+    upload = local.mean(total)
+    params = tree.axpy(-hp.server_lr * hp.client_lr, upload.moved, state.params)
+    return State(params, upload.momentum)
+
+
+def sgdm() -> Algorithm:
+    """FedDA+SGDM (Jin et al. 2022): the server moves by a decoupled global momentum."""
+    return Algorithm(SGDM, init_sgdm, memory, (Phase(send, work, merge_sgdm),))
+
+
+Units = Literal["grad", "delta"]
+Gradient = Literal["momentum", "sum"]
+
+
+def adaptive_step(hp: Any, units: Units, params: PyTree, direction: PyTree, v: PyTree) -> PyTree:
+    """Params - s direction / (sqrt(v) + e)."""
+    rate, eps = (
+        (hp.server_lr * hp.client_lr, hp.eps)
+        if units == "grad"
+        else (hp.server_lr, hp.eps / hp.client_lr)
+    )
+    return jax.tree.map(lambda w, d, v: w - rate * d / (jnp.sqrt(v) + eps), params, direction, v)
+
+
+def adagrad(units: Units = "grad", gradient: Gradient = "momentum") -> Algorithm:
+    """FedDA+AdaGrad (Jin et al. 2022): a decoupled global momentum, fed to AdaGrad."""
+
+    def init(hp: AdaGrad, params: PyTree) -> State:
+        return State(params, tree.zeros_like(params), tree.zeros_like(params))
+
+    def merge(hp: AdaGrad, state: State, total: local.Weighted) -> State:
+        upload = local.mean(total)
+        G = GRADIENTS[gradient](hp, state, upload)
+        V = jax.tree.map(lambda v, g: v + g**2, state.second, G)
+        return State(adaptive_step(hp, units, state.params, G, V), upload.momentum, V)
+
+    return Algorithm(AdaGrad, init, memory, (Phase(send, work, merge),))
+
+
+def adam(
+    units: Units = "grad",
+    gradient: Gradient = "momentum",
+    bias: Literal["rounds", "steps"] = "rounds",
+) -> Algorithm:
+    """FedDA+Adam (Jin et al. 2022): a decoupled global momentum, fed to Adam."""
+    count_steps = bias == "steps"
+
+    def init(hp: Adam, params: PyTree) -> State:
+        unfilled = jnp.ones(()) if count_steps else ()
+        zeros = tree.zeros_like(params)
+        return State(params, zeros, zeros, jnp.zeros(()), unfilled)
+
+    def merge(hp: Adam, state: State, total: local.Weighted) -> State:
+        upload = local.mean(total)
+        G = GRADIENTS[gradient](hp, state, upload)
+        rounds, unfilled = state.rounds + 1, state.unfilled
+        if count_steps:
+            # With gradients of 1, m after t steps is 1 - unfilled beta1^t, and P the sum of these.
+            missing = unfilled * hp.beta1 * (1 - upload.decay) / (1 - hp.beta1)
+            correction = 1 - missing / upload.steps
+            unfilled = unfilled * upload.decay
+        else:
+            correction = 1 - hp.beta1**rounds
+        V = jax.tree.map(lambda v, g: hp.beta2 * v + (1 - hp.beta2) * g**2, state.second, G)
+        direction = tree.scale(1 / correction, upload.moved)
+        corrected = tree.scale(1 / (1 - hp.beta2**rounds), V)
+        params = adaptive_step(hp, units, state.params, direction, corrected)
+        return State(params, upload.momentum, V, rounds, unfilled)
+
+    counting_work = partial(work, count_steps=count_steps)
+    return Algorithm(Adam, init, memory, (Phase(send, counting_work, merge),))
+
+
+GRADIENTS: dict[str, Callable[[Any, State, Upload], PyTree]] = {
+    "momentum": equivalent_gradient,
+    "sum": gradient_sum,
+}
+
+variants = {"fedda-sgdm": sgdm, "fedda-adam": adam, "fedda-adagrad": adagrad}
+reductions = [Reduction("fedda-sgdm", {"beta1": 0.0, "server_lr": 1.0}, "fedavg")]

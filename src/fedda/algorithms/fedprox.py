@@ -1,0 +1,47 @@
+"""FedProx (Li et al., MLSys 2020): FedAvg whose clients are pulled back to the server's point.
+
+    client i:  y = W;  y <- y - client_lr * (g_i(y; batch) + mu (y - W))    for every local step
+               upload  N_i (y - W),  N_i
+    server:    W <- W + server_lr * sum_i N_i (y_i - W) / sum_i N_i
+
+Weighting: by the number of examples. Nobody keeps anything but the server its W.
+Communication, in models: 1 down, 1 up.
+"""
+
+from typing import NamedTuple
+
+from jax import Array
+
+from fedda import local, tree
+from fedda.algorithms import Reduction, fedavg
+from fedda.core import Algorithm, NonNegative, Phase, Positive, Seen
+from fedda.data.shards import Shard
+from fedda.task import Batch, Task
+from fedda.tree import PyTree
+
+
+class Hyper(NamedTuple):
+    client_lr: Positive = 0.1
+    server_lr: Positive = 1.0
+    mu: NonNegative = 0.01
+
+
+def work(
+    hp: Hyper, task: Task, params: PyTree, memory: PyTree, shard: Shard, key: Array
+) -> tuple[local.Weighted, PyTree, Seen]:
+    def step(y: PyTree, batch: Batch) -> tuple[PyTree, Seen]:
+        gradient, seen = task.gradient(y, batch)
+        pulled = tree.axpy(hp.mu, tree.sub(y, params), gradient)
+        return tree.axpy(-hp.client_lr, pulled, y), seen
+
+    y, seen = local.steps(step, params, task.batches(shard, key))
+    return local.weighted(shard, tree.sub(y, params)), memory, seen
+
+
+def make() -> Algorithm:
+    """FedProx (Li et al. 2020): FedAvg with a pull back to the server's point."""
+    return Algorithm(Hyper, fedavg.init, fedavg.memory, (Phase(fedavg.send, work, fedavg.merge),))
+
+
+variants = {"fedprox": make}
+reductions = [Reduction("fedprox", {"mu": 0.0}, "fedavg")]

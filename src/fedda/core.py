@@ -1,0 +1,153 @@
+"""One round of federated optimisation, as pure functions over pytrees.
+
+An algorithm is a record of functions; a round is a tuple of exchanges ("phases"); of what the
+clients upload, the server sees only the sum. Everything else in this package serves these lines.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.random import fold_in
+
+from fedda import tree
+from fedda.tree import PyTree
+
+
+class Domain(NamedTuple):
+    """The numbers a hyper-parameter may be; checked where a user gives one, not in traced code."""
+
+    words: str
+    allows: Callable[[float], bool]
+
+
+Positive = Annotated[float, Domain("a positive number", lambda value: value > 0)]
+NonNegative = Annotated[float, Domain("zero or a positive number", lambda value: value >= 0)]
+Decay = Annotated[float, Domain("a number in [0, 1)", lambda value: 0 <= value < 1)]
+
+
+class Seen(NamedTuple):
+    """What a person wants to see of local work, as sums over the examples it visited."""
+
+    loss: Array
+    examples: Array
+
+
+class Phase(NamedTuple):
+    """One exchange: the server sends, the asked clients work, the sum of uploads comes back."""
+
+    send: Callable[[Any, Any], PyTree]  # (hp, state) -> message
+    work: Callable[..., tuple[PyTree, PyTree, Seen]]
+    # (hp, task, message, memory, shard, key) -> (upload, memory, seen), for one client
+    merge: Callable[[Any, Any, PyTree], Any]  # (hp, state, total) -> state
+    everyone: bool = False  # ask every client, not only this round's cohort
+
+
+class Algorithm(NamedTuple):
+    """A federated algorithm: what changes a number is in `Hyper`, and nothing else is traced."""
+
+    Hyper: Any  # a NamedTuple class of numbers with defaults, each annotated with its Domain
+    init: Callable[[Any, PyTree], Any]  # (hp, params) -> server state, with a field `params`
+    memory: Callable[[Any, PyTree], PyTree]  # (hp, params) -> what one client keeps; () if nothing
+    phases: tuple[Phase, ...]
+
+
+class RoundInfo(NamedTuple):
+    """What a person wants to see of a round; the next round needs none of it."""
+
+    seen: Seen  # over the clients that counted, all phases together
+    nonfinite: Array  # uploads given weight 0 because an entry was not finite
+    skipped: Array  # whether the server kept its state, because the sum was unusable
+
+
+class _Contribution(NamedTuple):
+    upload: PyTree
+    seen: Seen
+    counted: Array
+    nonfinite: Array
+
+
+def _contribute(phase: Phase, task: Any, shared: PyTree, own: PyTree) -> tuple[PyTree, PyTree]:
+    """One client's part of a phase. Absent clients and non-finite uploads become exact zeros."""
+    hp, message, shards, key = shared
+    client, memory = own
+    shard = shards.shard(client)
+    upload, kept, seen = phase.work(hp, task, message, memory, shard, fold_in(key, client))
+    present, finite = shard.count > 0, tree.all_finite(upload)
+    counted = present & finite
+    contribution = _Contribution(
+        upload=tree.where(counted, upload, tree.zeros_like(upload)),
+        seen=tree.where(counted, seen, tree.zeros_like(seen)),
+        counted=counted,
+        nonfinite=present & ~finite,
+    )
+    return contribution, tree.where(counted, kept, memory)
+
+
+def one_round(
+    algorithm: Algorithm,
+    task: Any,
+    sum_over_clients: Callable[..., tuple[PyTree, PyTree]],
+    hp: Any,
+    state: Any,
+    memory: PyTree,
+    shards: Any,
+    cohort: Array,
+    key: Array,
+) -> tuple[Any, PyTree, RoundInfo]:
+    """Runs every phase of one round.
+
+    `sum_over_clients(work, shared, own)` maps `work(shared, one client's own)` over the leading
+    axis of `own` and returns the sum of the first results and the stack of the second: how that is
+    laid out over chunks and devices is the simulator's business. Keys are folded by phase and
+    client id, never by position.
+    """
+    before, usable = state, jnp.asarray(True)
+    seen, nonfinite = Seen(jnp.zeros(()), jnp.zeros(())), jnp.int32(0)
+    visits = []
+    for number, phase in enumerate(algorithm.phases):
+        clients = jnp.arange(shards.num_clients) if phase.everyone else cohort
+        shared = (hp, phase.send(hp, state), shards, fold_in(key, number))
+        old = tree.take(memory, clients)
+        total, new = sum_over_clients(partial(_contribute, phase, task), shared, (clients, old))
+        memory = tree.put(memory, clients, new)
+        visits.append((clients, old))
+        state = phase.merge(hp, state, total.upload)
+        usable &= (total.counted > 0) & tree.all_finite((total.upload, state))
+        seen = tree.add(seen, total.seen)
+        nonfinite += total.nonfinite
+    # A round whose sum is unusable never happened: neither for the server nor for its clients.
+    state = tree.where(usable, state, before)
+    for clients, old in reversed(visits):
+        memory = tree.put(memory, clients, tree.where(usable, tree.take(memory, clients), old))
+    return state, memory, RoundInfo(seen, nonfinite, (~usable).astype("int32"))
+
+
+class Traffic(NamedTuple):
+    """Bytes of one round for one cohort, counted from the messages themselves."""
+
+    down: int
+    up: int
+
+
+def traffic(
+    algorithm: Algorithm, task: Any, hp: Any, params: PyTree, shards: Any, cohort: int
+) -> Traffic:
+    """What one round sends: nothing is run, the shapes of the messages say it."""
+    down = up = 0
+
+    def exchange(phase: Phase, hp: Any, params: PyTree, shards: Any) -> tuple[PyTree, PyTree]:
+        message = phase.send(hp, algorithm.init(hp, params))
+        own = algorithm.memory(hp, params)
+        upload, _, _ = phase.work(hp, task, message, own, shards.shard(0), jax.random.key(0))
+        return message, upload
+
+    for phase in algorithm.phases:
+        message, upload = jax.eval_shape(partial(exchange, phase), hp, params, shards)
+        asked = shards.num_clients if phase.everyone else cohort
+        down += asked * tree.nbytes(message)
+        up += asked * tree.nbytes(upload)
+    return Traffic(down, up)

@@ -1,0 +1,219 @@
+"""Which rows each client holds: a partition is one ascending array of row indices per client."""
+
+import difflib
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fedda.errors import InputError
+
+Rows = npt.NDArray[np.int64]
+Labels = npt.NDArray[np.integer[Any]]
+
+FORMS = "iid, dirichlet:ALPHA, pachinko[:ALPHA] or user"
+KINDS = ("iid", "dirichlet", "pachinko", "user")
+
+
+class Partition(NamedTuple):
+    """The command-line form of a partition, parsed; `alpha` is None for kinds that take none."""
+
+    kind: str
+    alpha: float | None
+
+
+def parse(text: str) -> Partition:
+    """Read `iid`, `dirichlet:ALPHA`, `pachinko[:ALPHA]` (coarse, 0.1 by default) or `user`."""
+    kind, colon, alpha = text.partition(":")
+    fix = None
+    if kind not in KINDS:
+        near = difflib.get_close_matches(kind, KINDS, n=1)
+        fix = f"did you mean {near[0]}?" if near else "for example dirichlet:0.3"
+    elif kind in ("iid", "user") and colon:
+        fix = f"{kind} takes no alpha"
+    elif kind == "dirichlet" and not colon:
+        fix = "add an alpha, for example dirichlet:0.3"
+    if fix:
+        raise InputError(f"partition must be {FORMS}, got {text!r} ({fix})")
+    if colon:
+        return Partition(kind, _positive(alpha))
+    return Partition(kind, 0.1 if kind == "pachinko" else None)
+
+
+def split(
+    text: str,
+    labels: Labels,
+    clients: int,
+    seed: int,
+    coarse: Labels | None = None,
+    users: npt.NDArray[Any] | None = None,
+) -> list[Rows]:
+    """The partition that `text` asks for; `user` has one client per id, whatever `clients` says."""
+    match parse(text):
+        case Partition("dirichlet", float(alpha)):
+            return dirichlet(labels, clients, alpha, seed)
+        case Partition("pachinko", float(alpha)):
+            if coarse is None:
+                raise InputError(_unsupported(text, "coarse labels"))
+            return pachinko(coarse, labels, clients, None, seed, coarse_alpha=alpha)
+        case Partition("user"):
+            if users is None:
+                raise InputError(_unsupported(text, "user ids"))
+            return by_user(users)
+        case _:
+            return iid(len(labels), clients, seed)
+
+
+def iid(num_examples: int, clients: int, seed: int) -> list[Rows]:
+    """Rows dealt at random, as evenly as they divide."""
+    _check_clients(clients, num_examples)
+    owner = np.random.default_rng(seed).permutation(np.arange(num_examples) % clients)
+    return _rows_of(owner, clients)
+
+
+def dirichlet(labels: Labels, clients: int, alpha: float, seed: int) -> list[Rows]:
+    """Label skew: each class is cut among the clients in Dirichlet(alpha, ..., alpha) shares.
+
+    Client sizes are unequal on purpose, but nobody is left empty: a client without examples is
+    given one by whichever client is then the largest.
+    """
+    _check_clients(clients, len(labels))
+    alpha = _positive(alpha)
+    rng = np.random.default_rng(seed)
+    owner = np.empty(len(labels), np.int64)
+    for label in np.unique(labels):
+        rows = rng.permutation(np.flatnonzero(labels == label))
+        log_weights = _log_gamma(rng, alpha, clients)
+        weights = np.exp(log_weights - log_weights.max())
+        # Rounding the running total, not each share, uses every row exactly once.
+        cuts = np.rint(len(rows) * np.cumsum(weights / weights.sum())[:-1])
+        owner[rows] = np.searchsorted(cuts, np.arange(len(rows)), side="right")
+    sizes = np.bincount(owner, minlength=clients)
+    for empty in np.flatnonzero(sizes == 0):
+        largest = np.argmax(sizes)
+        owner[rng.choice(np.flatnonzero(owner == largest))] = empty
+        sizes[[largest, empty]] += [-1, 1]
+    return _rows_of(owner, clients)
+
+
+def pachinko(
+    coarse: Labels,
+    fine: Labels,
+    clients: int,
+    per_client: int | None,
+    seed: int,
+    coarse_alpha: float = 0.1,
+    fine_alpha: float = 10.0,
+) -> list[Rows]:
+    """Two-level label skew: Pachinko allocation of `per_client` rows to one client after another.
+
+    A client draws θ ~ Dirichlet(coarse_alpha) over the coarse labels and, for each coarse label c,
+    φ_c ~ Dirichlet(fine_alpha) over its fine labels; alphas are per coordinate. Each of its rows is
+    a random unused one of class f ~ φ_c, c ~ θ. A class that runs out is deleted and what is left
+    of φ_c, or of θ, renormalised, so late clients drift from their θ. `per_client=None` shares
+    out all rows but the remainder; rows beyond clients * per_client belong to nobody.
+    """
+    _check_clients(clients, len(fine))
+    coarse_alpha, fine_alpha = _positive(coarse_alpha), _positive(fine_alpha)
+    most = len(fine) // clients
+    per_client = most if per_client is None else per_client
+    if not 1 <= per_client <= most:
+        raise InputError(
+            f"per_client must be between 1 and {most} ({len(fine)} examples over {clients} "
+            f"clients), got {per_client} (use fewer clients or None for {most})"
+        )
+    rng = np.random.default_rng(seed)
+    leaves, leaf_of_row = np.unique(np.stack([coarse, fine]), axis=1, return_inverse=True)
+    leaf_of_row = leaf_of_row.ravel()  # NumPy 2.0 alone keeps the other axis
+    is_child = np.unique(coarse)[:, None] == leaves[0]  # [coarse, leaf]
+
+    # The rows of a leaf lie together in `stock`, shuffled: from `start` the unused ones, to `stop`.
+    stock = np.lexsort((rng.random(len(fine)), leaf_of_row))
+    stop = np.cumsum(np.bincount(leaf_of_row))
+    start = np.append(0, stop[:-1])
+    owner = np.full(len(fine), -1)
+    for client in range(clients):
+        log_theta = _log_gamma(rng, coarse_alpha, len(is_child))
+        log_phi = _log_gamma(rng, fine_alpha, len(stop))
+        wanted = per_client
+        while wanted:
+            # Draws are independent until a leaf runs out: make them in bulk, keep those up to and
+            # including the one that empties a leaf, and draw the others anew without that leaf.
+            usable = is_child & (start < stop)
+            theta = np.where(usable.any(1), log_theta, -np.inf)
+            phi = np.where(usable, log_phi, -np.inf)
+            parent = _categorical(rng, np.tile(theta, (min(wanted, 256), 1)))
+            leaf = _categorical(rng, phi[parent])
+            drawn = np.cumsum(leaf[:, None] == np.arange(len(stop)), axis=0)
+            place = start[leaf] + np.take_along_axis(drawn, leaf[:, None], 1)[:, 0] - 1
+            empties = np.flatnonzero(place == stop[leaf] - 1)
+            kept = empties[0] + 1 if len(empties) else len(leaf)
+            owner[stock[place[:kept]]] = client
+            start = start + drawn[kept - 1]
+            wanted -= kept
+    return _rows_of(owner, clients)
+
+
+def by_user(user_ids: npt.NDArray[Any]) -> list[Rows]:
+    """One client per distinct id, in the order of np.unique(user_ids)."""
+    ids, owner = np.unique(user_ids, return_inverse=True)
+    return _rows_of(owner, len(ids))
+
+
+def label_histogram(
+    labels: Labels, partition: list[Rows], num_classes: int
+) -> npt.NDArray[np.int64]:
+    """How many examples of each class each client holds: [clients, classes]."""
+    return np.stack([np.bincount(labels[rows], minlength=num_classes) for rows in partition])
+
+
+def _rows_of(owner: npt.NDArray[np.int64], clients: int) -> list[Rows]:
+    """The ascending rows of each client, given each row's client (or -1 for nobody's)."""
+    rows = np.argsort(owner, kind="stable")
+    # The piece before the first client's is nobody's.
+    return np.split(rows, np.searchsorted(owner[rows], np.arange(clients)))[1:]
+
+
+def _log_gamma(rng: np.random.Generator, alpha: float, size: int) -> npt.NDArray[np.float64]:
+    """Logarithms of Gamma(alpha) variates, which are Dirichlet(alpha) shares up to a common factor.
+
+    Logarithms, because at a small alpha the shares themselves underflow to zero, and zeros cannot
+    be renormalised. Gamma(a) is distributed as Gamma(a + 1) exp(-Exponential(1) / a).
+    """
+    return np.log(rng.gamma(alpha + 1, size=size)) - rng.exponential(size=size) / alpha
+
+
+def _categorical(
+    rng: np.random.Generator, log_weights: npt.NDArray[np.float64]
+) -> npt.NDArray[np.int64]:
+    """One index per row, by the Gumbel-max trick: the weights need no normalisation."""
+    index: npt.NDArray[np.int64] = np.argmax(
+        log_weights + rng.gumbel(size=log_weights.shape), axis=1
+    )
+    return index
+
+
+def _check_clients(clients: int, num_examples: int) -> None:
+    if not 1 <= clients <= num_examples:
+        raise InputError(
+            f"clients must be between 1 and the number of examples, {num_examples}, got {clients} "
+            f"(use {'fewer' if clients > num_examples else 'more'} clients)"
+        )
+
+
+def _positive(alpha: float | str) -> float:
+    try:
+        value = float(alpha)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise InputError(f"alpha must be a positive finite number, got {alpha!r} (for example 0.3)")
+    return value
+
+
+def _unsupported(text: str, missing: str) -> str:
+    return (
+        f"partition must be one that the data set allows, got {text!r} "
+        f"(this data set has no {missing}; use iid or dirichlet:ALPHA)"
+    )

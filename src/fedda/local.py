@@ -1,0 +1,51 @@
+"""What a client may do: local steps, and an upload weighted by its number of examples."""
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from fedda import tree
+from fedda.core import Seen
+from fedda.data.shards import Shard
+from fedda.task import Batch, Batches
+from fedda.tree import PyTree
+
+Carry = TypeVar("Carry")
+
+
+def steps(
+    step: Callable[[Carry, Batch], tuple[Carry, Seen]], start: Carry, batches: Batches
+) -> tuple[Carry, Seen]:
+    """Takes `step` on one batch after another and adds up what was seen.
+
+    Where clients take unequal numbers of steps, `vmap` turns the loop into one that runs as long as
+    the longest of them and freezes those that are done.
+    """
+
+    def body(number: Array, loop: tuple[Carry, Seen]) -> tuple[Carry, Seen]:
+        carry, seen = loop
+        carry, more = step(carry, batches.at(number))
+        return carry, tree.add(seen, more)
+
+    zero = jnp.zeros(())
+    return lax.fori_loop(0, batches.steps, body, (start, Seen(zero, zero)))
+
+
+class Weighted(NamedTuple):
+    """A sum and the weight that was summed with it, so that a lost client is simply absent."""
+
+    sum: PyTree
+    weight: Array
+
+
+def weighted(shard: Shard, upload: PyTree) -> Weighted:
+    """The upload times the client's number of examples, with that number."""
+    weight = shard.count.astype(jnp.result_type(float))
+    return Weighted(tree.scale(weight, upload), weight)
+
+
+def mean(total: Weighted) -> PyTree:
+    """The weighted mean over the clients that took part."""
+    return tree.scale(1 / total.weight, total.sum)

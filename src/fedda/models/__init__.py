@@ -1,0 +1,100 @@
+"""What a model is to this library: two functions and, where training differs, a third."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from jax import Array
+
+from fedda.errors import InputError
+
+Params = Any
+
+
+class Model(NamedTuple):
+    """A model as pure functions of its parameters; the first axis of `x` counts examples."""
+
+    init: Callable[[Array], Params]  # (key) -> params
+    apply: Callable[[Params, Any], Any]  # (params, x) -> outputs; what evaluation uses
+    train: Callable[[Params, Any, Array], Any] | None = None  # (params, x, key), if not `apply`
+
+
+def with_input(model: Model, prepare: Callable[[Any], Any]) -> Model:
+    """The model on `prepare(x)`: what is stored compactly is unpacked on the device."""
+    train = model.train
+    return Model(
+        model.init,
+        lambda params, x: model.apply(params, prepare(x)),
+        None if train is None else lambda params, x, key: train(params, prepare(x), key),
+    )
+
+
+def from_nnx(make: Callable[[Any], Any]) -> Model:
+    """A model from a Flax NNX module; `make(rngs)` builds the module.
+
+    Its parameters are the module's `nnx.Param` values as nested dictionaries of arrays. Dropout
+    and other noise work: the training pass reseeds the module from its key.
+    """
+    from flax import nnx
+
+    def build(key: Array) -> Any:
+        return make(nnx.Rngs(key))
+
+    shape = nnx.eval_shape(lambda: build(jax.random.key(0)))
+    split: Any = nnx.split(shape, nnx.Param, nnx.RngState, ...)
+    definition, params, noise, rest = split
+    if jax.tree.leaves(rest):
+        kinds = sorted({type(variable).__name__ for _, variable in nnx.to_flat_state(rest)})
+        raise InputError(
+            f"from_nnx got a module that keeps {', '.join(kinds)} besides its parameters, but a "
+            "federated model is its parameters alone. Use GroupNorm or LayerNorm, not BatchNorm."
+        )
+    noisy = bool(jax.tree.leaves(noise))
+
+    def init(key: Array) -> Params:
+        return nnx.to_pure_dict(nnx.state(build(key), nnx.Param))
+
+    def module(values: Params, key: Array) -> Any:
+        state = jax.tree.map(lambda leaf: leaf, params)  # a copy: filling it in must not leak
+        nnx.replace_by_pure_dict(state, values)
+        if not noisy:
+            return nnx.merge(definition, state)
+        return nnx.merge(definition, state, nnx.state(build(key), nnx.RngState))
+
+    def apply(values: Params, x: Any) -> Any:
+        built = module(values, jax.random.key(0))
+        built.eval()
+        return built(x)
+
+    def train(values: Params, x: Any, key: Array) -> Any:
+        built = module(values, key)
+        built.train()
+        return built(x)
+
+    return Model(init, apply, train if noisy else None)
+
+
+def from_equinox(make: Callable[[Array], Any]) -> Model:
+    """A model from an Equinox module that takes one example; `make(key)` builds the module.
+
+    A `__call__` with a parameter `key` gets one key an example in training and none in evaluation.
+    """
+    import equinox as eqx
+
+    example = make(jax.random.key(0))
+    _, static = eqx.partition(example, eqx.is_inexact_array)
+    noisy = "key" in inspect.signature(type(example).__call__).parameters
+
+    def init(key: Array) -> Params:
+        return eqx.filter(make(key), eqx.is_inexact_array)
+
+    def apply(params: Params, x: Any) -> Any:
+        return jax.vmap(eqx.nn.inference_mode(eqx.combine(params, static)))(x)
+
+    def train(params: Params, x: Any, key: Array) -> Any:
+        module = eqx.combine(params, static)
+        keys = jax.random.split(key, jax.tree.leaves(x)[0].shape[0])
+        return jax.vmap(lambda one, k: module(one, key=k))(x, keys)
+
+    return Model(init, apply, train if noisy else None)

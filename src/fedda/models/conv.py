@@ -1,0 +1,68 @@
+"""Convolution as patches times a matrix.
+
+`vmap` over clients gives every client its own kernel. That turns the usual convolution into a
+grouped one, which is slow on every backend; patches times a matrix becomes a batched matrix
+product, which is what the hardware is best at.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+
+def patches_conv(
+    inputs: Array,
+    kernel: Array,
+    window_strides: Sequence[int],
+    padding: str | Sequence[tuple[int, int]],
+    lhs_dilation: Sequence[int] | None = None,
+    rhs_dilation: Sequence[int] | None = None,
+    dimension_numbers: Any = None,
+    feature_group_count: int = 1,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    out_sharding: Any = None,
+) -> Array:
+    """A 2-D convolution of [batch, height, width, channels] with [height, width, in, out].
+
+    Takes the arguments of `lax.conv_general_dilated`, as `nnx.Conv` passes them.
+    """
+    height, width, channels, features = kernel.shape
+    plain = all(dilation in (None, (1, 1), [1, 1]) for dilation in (lhs_dilation, rhs_dilation))
+    if not plain or feature_group_count != 1 or out_sharding is not None:
+        raise ValueError("patches_conv has no dilation, groups or sharding; use lax.conv instead.")
+    if isinstance(padding, str):
+        padding = lax.padtype_to_pads(
+            inputs.shape[1:3], (height, width), tuple(window_strides), padding
+        )
+    padded = jnp.pad(inputs, ((0, 0), *padding, (0, 0)))
+    stride_y, stride_x = window_strides
+    rows = (padded.shape[1] - height) // stride_y + 1
+    columns = (padded.shape[2] - width) // stride_x + 1
+    shifted = [
+        padded[:, y : y + stride_y * rows : stride_y, x : x + stride_x * columns : stride_x]
+        for y in range(height)
+        for x in range(width)
+    ]
+    patches = jnp.concatenate(shifted, axis=-1)
+    return jnp.matmul(
+        patches,
+        kernel.reshape(height * width * channels, features),
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+    )
+
+
+def max_pool(inputs: Array, size: int = 2) -> Array:
+    """Non-overlapping maxima; rows and columns that fill no window are dropped.
+
+    Reshaping is several times faster than a window reduction, and so is its gradient.
+    """
+    batch, height, width, channels = inputs.shape
+    rows, columns = height // size, width // size
+    windows = inputs[:, : rows * size, : columns * size].reshape(
+        batch, rows, size, columns, size, channels
+    )
+    return windows.max((2, 4))

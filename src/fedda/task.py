@@ -1,0 +1,177 @@
+"""A task: a model, a loss for each example, metrics, and how much local work a client does."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax, random
+
+from fedda import tree
+from fedda.core import Seen
+from fedda.data.shards import Shard
+from fedda.models import Model
+from fedda.tree import PyTree
+
+ExampleWise = Callable[[Any, Any], Array]  # (outputs, y) -> one number an example
+
+
+class Plan(NamedTuple):
+    """A client's work in one round: `amount` mini-batch steps or epochs, or one full-batch step."""
+
+    batch: int
+    amount: int = 1
+    unit: Literal["steps", "epochs", "full"] = "steps"
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("shard", "rows", "mask", "key"),
+    meta_fields=("whole",),
+)
+@dataclass(frozen=True)
+class Batch:
+    """The examples of one step, as row numbers; several rows of numbers are taken one by one.
+
+    The key belongs to the batch, so two gradients on one batch share their noise.
+    """
+
+    shard: Shard
+    rows: Array  # [parts, batch]
+    mask: Array  # [parts, batch]: which of them count
+    key: Array
+    whole: bool  # these are all of the client's examples
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The batches of one client's round."""
+
+    steps: int | Array
+    shard: Shard
+    rows: Array  # [steps, parts, batch]
+    mask: Array
+    key: Array
+    whole: bool
+
+    def at(self, step: Array) -> Batch:
+        return Batch(
+            self.shard, self.rows[step], self.mask[step], random.fold_in(self.key, step), self.whole
+        )
+
+
+class Task(NamedTuple):
+    """What is learnt, and how: hashable, so that one compiled program serves equal tasks."""
+
+    model: Model
+    loss: ExampleWise
+    plan: Plan
+    metrics: tuple[ExampleWise, ...] = ()
+    reduction: Literal["mean", "sum"] = "mean"  # of the losses of a mini-batch
+
+    def batches(self, shard: Shard, key: Array) -> Batches:
+        """The client's batches: shuffled anew every epoch, cut after the epochs were joined.
+
+        Batches therefore straddle epochs. A number of epochs may end in a short batch; a number of
+        steps never does, as the stream of epochs goes on. Nothing here depends on the other
+        clients, so a client that is alone with its data draws the same batches.
+        """
+        order_key, noise_key = random.split(key)
+        size, amount, unit = self.plan
+        shape = (-1, 1, size)
+        steps: int | Array = amount
+        used: int | Array = amount * size
+        if unit == "full":
+            rows = jnp.arange(_round_up(shard.max_count, size), dtype=shard.count.dtype)
+            shape, steps, used = (1, -1, size), 1, shard.count
+        elif unit == "epochs":
+            rows = shuffled_epochs(order_key, shard, amount * shard.max_count, size)
+            used = amount * shard.count
+            steps = -(-used // size)
+        else:
+            rows = shuffled_epochs(order_key, shard, amount * size, size)
+        mask = jnp.arange(rows.size, dtype=rows.dtype) < used
+        rows = jnp.where(mask, rows, 0)  # masked slots read the client's own first example
+        rows, mask = rows.reshape(shape), mask.reshape(shape)
+        return Batches(steps, shard, rows, mask, noise_key, whole=unit == "full")
+
+    def gradient(self, params: PyTree, batch: Batch) -> tuple[PyTree, Seen]:
+        """The gradient of the batch's loss in training mode, and what was seen.
+
+        Under the reduction `sum`, all of a client's examples count as one mini-batch, lest a
+        full-batch step be longer than the others.
+        """
+
+        def summed_loss(params: PyTree, rows: Array, mask: Array, key: Array) -> Array:
+            x, y = batch.shard.rows(rows)
+            losses = self.loss(self.outputs(params, x, key), y)
+            return jnp.sum(jnp.where(mask, losses, 0), dtype=jnp.result_type(float))
+
+        def part(number: Array | int) -> tuple[Array, PyTree]:
+            key = random.fold_in(batch.key, number)
+            return jax.value_and_grad(summed_loss)(
+                params, batch.rows[number], batch.mask[number], key
+            )
+
+        parts, size = batch.rows.shape
+        if parts == 1:
+            loss, gradient = part(0)
+        else:
+            start = (jnp.zeros(()), tree.zeros_like(params))
+            loss, gradient = lax.fori_loop(
+                0, parts, lambda number, sums: tree.add(sums, part(number)), start
+            )
+        examples = batch.mask.sum(dtype=loss.dtype)
+        if self.reduction == "mean" or batch.whole:
+            factor = 1 if self.reduction == "mean" else size
+            gradient = tree.scale(factor / jnp.maximum(examples, 1), gradient)
+        return gradient, Seen(loss, examples)
+
+    def outputs(self, params: PyTree, x: Any, key: Array) -> Any:
+        """The model's outputs in training mode."""
+        if self.model.train is None:
+            return self.model.apply(params, x)
+        return self.model.train(params, x, key)
+
+    @property
+    def measures(self) -> dict[str, ExampleWise]:
+        """What an evaluation reports, by name."""
+        return {"loss": self.loss} | {metric.__name__: metric for metric in self.metrics}
+
+    def evaluate(self, params: PyTree, x: Any, y: Any, batch: int = 512) -> dict[str, Array]:
+        """Means over all examples of the loss and of every metric, in evaluation mode."""
+        total = jax.tree.leaves(y)[0].shape[0]
+        batch = min(batch, total)
+
+        def sums(first: Array) -> dict[str, Array]:
+            rows = first + jnp.arange(batch)
+            inputs, labels = jax.tree.map(lambda leaf: leaf[rows % total], (x, y))
+            outputs = self.model.apply(params, inputs)
+            return {
+                name: jnp.sum(jnp.where(rows < total, measure(outputs, labels), 0))
+                for name, measure in self.measures.items()
+            }
+
+        parts = lax.map(sums, jnp.arange(0, total, batch))
+        return {name: part.sum() / total for name, part in parts.items()}
+
+
+def shuffled_epochs(key: Array, shard: Shard, length: int, multiple: int) -> Array:
+    """At least `length` row numbers of a client: epochs, each a fresh permutation of its examples.
+
+    Sorting random bits within each epoch permutes all epochs at once, whatever the client's size.
+    There are enough slots to complete the last epoch that is used, so that the permutations do not
+    depend on `max_count`.
+    """
+    length = _round_up(length, multiple)
+    slots = jnp.arange(length + shard.max_count, dtype=shard.count.dtype)
+    epoch = slots // jnp.maximum(shard.count, 1)
+    bits = random.bits(key, slots.shape)
+    _, _, order = lax.sort((epoch, bits, slots), num_keys=2)
+    return (order - epoch * shard.count)[:length]
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple

@@ -1,0 +1,77 @@
+"""Arithmetic on pytrees of arrays, a few lines each.
+
+Scalars are cast to the dtype of the leaf they meet, so that a tree never changes its dtypes.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
+
+PyTree = Any
+
+
+def add(x: PyTree, y: PyTree) -> PyTree:
+    return jax.tree.map(jnp.add, x, y)
+
+
+def sub(x: PyTree, y: PyTree) -> PyTree:
+    return jax.tree.map(jnp.subtract, x, y)
+
+
+def scale(a: ArrayLike, x: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: jnp.asarray(a, leaf.dtype) * leaf, x)
+
+
+def axpy(a: ArrayLike, x: PyTree, y: PyTree) -> PyTree:
+    """`a x + y`."""
+    return add(scale(a, x), y)
+
+
+def blend(a: ArrayLike, x: PyTree, y: PyTree) -> PyTree:
+    """`a x + (1 - a) y`: one step of a damped momentum."""
+    return add(scale(a, x), scale(1 - jnp.asarray(a), y))
+
+
+def zeros_like(x: PyTree) -> PyTree:
+    return jax.tree.map(jnp.zeros_like, x)
+
+
+def where(condition: Array, x: PyTree, y: PyTree) -> PyTree:
+    """All of `x` if the scalar `condition` holds, else all of `y`."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), x, y)
+
+
+def sum_leading(x: PyTree) -> PyTree:
+    """The sum over the leading axis (integers and booleans are counted as int32)."""
+    return jax.tree.map(
+        lambda leaf: leaf.sum(
+            0, dtype=None if jnp.issubdtype(leaf.dtype, jnp.inexact) else "int32"
+        ),
+        x,
+    )
+
+
+def take(table: PyTree, rows: Array) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf[rows], table)
+
+
+def put(table: PyTree, rows: Array, values: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf, value: leaf.at[rows].set(value), table, values)
+
+
+def all_finite(x: PyTree) -> Array:
+    leaves = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(x)]
+    return jnp.all(jnp.stack(leaves)) if leaves else jnp.asarray(True)
+
+
+def size(x: PyTree) -> int:
+    """The number of numbers in `x`."""
+    return sum(leaf.size for leaf in jax.tree.leaves(x))
+
+
+def nbytes(x: PyTree) -> int:
+    """The bytes of `x` on the wire; works on shapes as on arrays."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(x))
