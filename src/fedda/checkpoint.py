@@ -1,0 +1,85 @@
+"""Checkpoints of a run, kept by Orbax: each is written whole or not at all.
+
+A checkpoint holds the run's pytree and a small dictionary of plain numbers.
+"""
+
+import logging
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from fedda.tree import PyTree
+
+KEPT = 3  # more than one, so that a damaged file costs some rounds and not the run
+
+
+class Checkpoint(NamedTuple):
+    round: int
+    run: PyTree
+    numbers: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints in one directory."""
+
+    def __init__(self, directory: Path) -> None:
+        logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax reports every step of a save
+        self._manager = ocp.CheckpointManager(
+            directory.absolute(),
+            options=ocp.CheckpointManagerOptions(
+                max_to_keep=KEPT, enable_async_checkpointing=False
+            ),
+        )
+
+    def save(self, round_number: int, run: PyTree, numbers: dict[str, Any]) -> None:
+        leaves = {str(i): np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(run))}
+        self._manager.save(
+            round_number,
+            args=ocp.args.Composite(
+                run=ocp.args.StandardSave(leaves), numbers=ocp.args.JsonSave(numbers)
+            ),
+            force=True,
+        )
+
+    def newest_whole(self, like: PyTree, min_bytes: int) -> tuple[Checkpoint | None, list[str]]:
+        """The newest checkpoint that can be read, and a note on each that could not.
+
+        `like` has the structure and shapes of the run. Also passed over are checkpoints that
+        promise more of the metrics file than its `min_bytes` whole bytes.
+        """
+        shapes, structure = jax.tree.flatten(like)
+        target = {str(i): np.zeros(leaf.shape, leaf.dtype) for i, leaf in enumerate(shapes)}
+        notes = []
+        for number in sorted(self._manager.all_steps(), reverse=True):
+            try:
+                found = self._manager.restore(
+                    number,
+                    args=ocp.args.Composite(
+                        run=ocp.args.StandardRestore(target), numbers=ocp.args.JsonRestore()
+                    ),
+                )
+            except Exception as error:  # Orbax raises many kinds, all of which mean damage here
+                reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+                notes.append(f"passed over the damaged checkpoint of round {number} ({reason})")
+                continue
+            if found.numbers["metrics_bytes"] > min_bytes:
+                notes.append(
+                    f"passed over the checkpoint of round {number}: metrics.jsonl is shorter"
+                )
+                continue
+            leaves = [found.run[str(i)] for i in range(len(shapes))]
+            run = jax.tree.unflatten(structure, leaves)
+            return Checkpoint(number, run, found.numbers), notes
+        return None, notes
+
+    def drop_after(self, round_number: int) -> None:
+        """Deletes the checkpoints of later rounds: those rounds are about to be run again."""
+        for number in self._manager.all_steps():
+            if number > round_number:
+                self._manager.delete(number)
+
+    def close(self) -> None:
+        self._manager.close()

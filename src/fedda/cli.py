@@ -1,0 +1,362 @@
+"""The command `fedda`."""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fedda import algorithms, config, experiment, report, tasks
+from fedda.errors import InputError, unknown
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Federated optimisation: FedDA and its baselines, simulated.",
+)
+data_app = typer.Typer(no_args_is_help=True, help="Data sets and how they are split over clients.")
+app.add_typer(data_app, name="data")
+
+# Results go to standard output; what a person reads meanwhile goes to standard error.
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+COMPARED = ("fedavg", "fedprox", "fedda-sgdm", "fedda-adam", "fedda-adagrad")
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[CONFIG.toml] [KEY=VALUE]...",
+        help="A configuration file, then single settings that override it.",
+        show_default=False,
+    ),
+]
+Out = Annotated[
+    Path | None, typer.Option(help="A new directory for the results.", show_default="runs/...")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+Threshold = Annotated[
+    float | None,
+    typer.Option(
+        help="Count the rounds until the metric reaches this.", show_default="95 % of best"
+    ),
+]
+
+
+def main() -> None:
+    """Runs the command: a wrong input is a message, not a traceback."""
+    try:
+        app()
+    except InputError as error:
+        err.print(f"[bold red]fedda:[/] {escape(str(error))}", soft_wrap=True)
+        sys.exit(2)
+
+
+@app.command()
+def run(
+    settings: Settings = None,
+    out_dir: Annotated[Path | None, typer.Option("--out", help="A new run directory.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Continue the run of this directory.", metavar="DIR")
+    ] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Train one configuration."""
+    values = _values(settings or [])
+    with _progress(quiet) as track:
+        if resume is not None:
+            directory = resume
+            stop_hint = _resume_hint(directory)
+            with _interruptible(stop_hint):
+                outcome = experiment.resume(directory, values, track(str(directory)))
+        else:
+            resolved = config.resolve(values)
+            directory = out_dir or _new_directory(f"{resolved.task}-{resolved.algorithm}")
+            with _interruptible(_resume_hint(directory)):
+                outcome = experiment.run(resolved, directory, track(resolved.algorithm))
+    for note in outcome.notes:
+        err.print(escape(note))
+    if as_json:
+        print(json.dumps(outcome.summary))
+        return
+    _print_table(report.table(report.read_runs([directory])))
+    out.print(f"Written to {directory}", soft_wrap=True)
+
+
+@app.command()
+def compare(
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[ALGORITHM]... [CONFIG.toml] [KEY=VALUE]...",
+            help=f"Default: {', '.join(COMPARED)}.",
+            show_default=False,
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds for each algorithm.")] = 1,
+    out_dir: Annotated[Path | None, typer.Option("--out", help="A new directory.")] = None,
+    threshold: Threshold = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Train several algorithms on one task, from the same model and with the same cohorts.
+
+    With no arguments: 100 clients with handwritten digits, five algorithms, well under a minute.
+    """
+    words = settings or []
+    names = [word for word in words if "=" not in word and not word.endswith(".toml")]
+    values = _values([word for word in words if word not in names])
+    if "algorithm" in values:
+        raise InputError("compare takes algorithms by name: fedda compare fedavg fedda-adam")
+    first_seed = values.pop("seed", 0)
+    plans = [
+        config.resolve(_shared(name, values) | {"algorithm": name, "seed": first_seed + offset})
+        for name in names or COMPARED
+        for offset in range(seeds)
+    ]
+    directory = out_dir or _new_directory("compare")
+    summaries = []
+    with _progress(quiet) as track:
+        for plan in plans:
+            label = plan.algorithm if seeds == 1 else f"{plan.algorithm}, seed {plan.seed}"
+            where = directory / f"{plan.algorithm}-seed{plan.seed}"
+            with _interruptible(_resume_hint(where)):
+                summaries.append(experiment.run(plan, where, track(label)).summary)
+    if as_json:
+        print(json.dumps({"directory": str(directory), "runs": summaries}))
+    else:
+        _print_table(report.table(report.read_runs([directory]), threshold))
+    _write_report([directory], directory, threshold, needed=False)
+
+
+@app.command("report")
+def report_command(
+    directories: Annotated[list[Path], typer.Argument(help="Run directories, or folders of them.")],
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", help="Where to write.", show_default="first DIRECTORY")
+    ] = None,
+    threshold: Threshold = None,
+) -> None:
+    """Write one self-contained page, figures and a table about finished or unfinished runs."""
+    runs = report.read_runs(directories)
+    _print_table(report.table(runs, threshold))
+    _write_report(directories, out_dir or directories[0], threshold, needed=True)
+
+
+@app.command("algorithms")
+def algorithms_command(
+    name: Annotated[str | None, typer.Argument(help="One of them.", show_default=False)] = None,
+) -> None:
+    """List the algorithms, or show the equations and settings of one."""
+    if name is None:
+        listing = Table(box=box.SIMPLE)
+        listing.add_column("name", no_wrap=True)
+        listing.add_column("what it is")
+        for each in algorithms.names():
+            listing.add_row(each, escape(algorithms.makers()[each].__doc__ or ""))
+        out.print(listing)
+        return
+    known = algorithms.options(name)
+    Hyper = algorithms.get(name).Hyper
+    out.print(escape(f"{name}\n\n{(algorithms.module_of(name).__doc__ or '').strip()}\n"))
+    listing = Table(box=box.SIMPLE, title="Settings", title_justify="left")
+    for column in ("name", "default", "may be"):
+        listing.add_column(column)
+    for each, domain in algorithms.domains(Hyper).items():
+        listing.add_row(each, f"{Hyper._field_defaults[each]:g}", escape(domain.words))
+    for each, choices in known.items():
+        listing.add_row(each, choices[0], " or ".join(choices))
+    out.print(listing)
+
+
+@data_app.command("list")
+def data_list() -> None:
+    """List the tasks and their data."""
+    listing = Table(box=box.SIMPLE)
+    listing.add_column("task", no_wrap=True)
+    listing.add_column("data")
+    for name, (description, _) in tasks.TASKS.items():
+        listing.add_row(name, description)
+    out.print(listing)
+
+
+@data_app.command("show")
+def data_show(
+    task: Annotated[str, typer.Argument(help="A task of `fedda data list`.")],
+    partition: Annotated[str, typer.Option(help="iid, dirichlet:ALPHA or pachinko[:ALPHA]")] = (
+        config.Config.partition
+    ),
+    clients: Annotated[int, typer.Option(min=1)] = config.Config.clients,
+    seed: Annotated[int, typer.Option(help="Of the partition.")] = 0,
+    picture: Annotated[
+        Path | None, typer.Option(help="PNG or PDF file.", show_default="TASK-PARTITION.png")
+    ] = None,
+) -> None:
+    """Print and draw how many examples of each class each client holds."""
+    chosen = {"task": task, "partition": partition, "clients": clients, "partition_seed": seed}
+    counts = tasks.load(config.resolve(chosen)).histogram
+    listing = Table(box=box.SIMPLE, title=f"{task}, {partition}, {len(counts)} clients")
+    for column in ("client", "examples", *map(str, range(counts.shape[1]))):
+        listing.add_column(column, justify="right")
+    for client, row in enumerate(counts):
+        cells = [str(count) if count else "." for count in row]
+        listing.add_row(str(client), str(row.sum()), *cells)
+    out.print(listing)
+    path = picture or Path(f"{task}-{partition.replace(':', '-')}.png")
+    try:
+        report.label_histogram_figure(counts, path, f"{task}, {partition}, seed {seed}")
+        out.print(f"Drawn in {path}")
+    except ImportError as error:
+        err.print(escape(str(error)))
+
+
+def _values(words: list[str]) -> dict[str, Any]:
+    """The settings of a command line: a file first, then single ones."""
+    files = [word for word in words if "=" not in word]
+    if len(files) > 1 or (files and not files[0].endswith(".toml")):
+        raise InputError(
+            f"expected one CONFIG.toml at most and settings key=value, got {' '.join(files)!r}."
+        )
+    values = config.read(Path(files[0])) if files else {}
+    return values | config.parse(word for word in words if "=" in word)
+
+
+def _shared(name: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Of a comparison's settings those that concern this algorithm: not every one has every one."""
+    own = {*algorithms.options(name), *algorithms.get(name).Hyper._fields}
+    everyone = {
+        key
+        for each in algorithms.names()
+        for key in (*algorithms.options(each), *algorithms.get(each).Hyper._fields)
+    }
+    for key in values:
+        if key not in config.FIELDS and key not in everyone:
+            raise unknown("setting", key, {*config.FIELDS, *everyone})
+    return {key: value for key, value in values.items() if key in own or key in config.FIELDS}
+
+
+def _new_directory(name: str) -> Path:
+    return Path("runs") / f"{time.strftime('%Y-%m-%dT%H-%M-%S')}-{name}"
+
+
+def _resume_hint(directory: Path) -> str:
+    return f"Interrupted. Continue with: fedda run --resume {directory}"
+
+
+@contextmanager
+def _interruptible(hint: str) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        err.print(escape(hint), soft_wrap=True)
+        raise SystemExit(130) from None
+
+
+Track = Callable[[str], Callable[[experiment.Progress], None]]
+
+
+@contextmanager
+def _progress(quiet: bool) -> Iterator[Track]:
+    """Gives a function that makes, for each run, the function its evaluations are told to."""
+    if quiet:
+        yield lambda label: lambda progress: None
+    elif err.is_terminal:
+        columns = (
+            TextColumn("{task.description:<22}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.completed:>5}/{task.total}"),
+            TextColumn("{task.fields[told]}"),
+            TimeRemainingColumn(compact=True),
+        )
+        with Progress(*columns, console=err) as bars:
+
+            def track(label: str) -> Callable[[experiment.Progress], None]:
+                bar = bars.add_task(escape(label), total=None, told="")
+                pace = _Pace()
+
+                def tell(progress: experiment.Progress) -> None:
+                    told = f"{_told(progress)}  {pace(progress.row['round'])}"
+                    done, total = progress.row["round"], progress.rounds
+                    bars.update(bar, completed=done, total=total, told=told)
+
+                return tell
+
+            yield track
+    else:
+
+        def track_plainly(label: str) -> Callable[[experiment.Progress], None]:
+            pace = _Pace()
+
+            def tell(progress: experiment.Progress) -> None:
+                done = f"round {progress.row['round']}/{progress.rounds}"
+                line = f"{label}: {done}  {_told(progress)}  {pace(progress.row['round'])}"
+                print(line, file=sys.stderr, flush=True)
+
+            return tell
+
+        yield track_plainly
+
+
+class _Pace:
+    """Rounds a second since the second evaluation: what came before was compiled meanwhile."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, float]] = []
+
+    def __call__(self, number: int) -> str:
+        now = time.perf_counter()
+        self.told.append((number, now))
+        if len(self.told) < 3:
+            return ""
+        start, then = self.told[1]
+        return f"{(number - start) / (now - then):.0f} rounds/s"
+
+
+def _told(progress: experiment.Progress) -> str:
+    loss, value = progress.row["train_loss"], progress.row[progress.metric]
+    told = "" if loss is None else f"loss {loss:.4f}  "
+    return told + f"{progress.metric} " + ("-" if value is None else f"{value:.4f}")
+
+
+def _print_table(rows: list[report.Row]) -> None:
+    header, *lines = report.text_table(rows)
+    # On a terminal a column in which every method has nothing to report only takes room.
+    dull = {"seeds": "1", "non-finite": "0", "skipped": "0"}
+    kept = [i for i, name in enumerate(header) if any(line[i] != dull.get(name) for line in lines)]
+    listing = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for i in kept:
+        justify: Any = "left" if i == 0 else "right"
+        listing.add_column(escape(header[i]), justify=justify, no_wrap=i == 0, overflow="fold")
+    for line in lines:
+        listing.add_row(*(escape(line[i]) for i in kept))
+    out.print(listing)
+
+
+def _write_report(
+    paths: list[Path], directory: Path, threshold: float | None, needed: bool
+) -> None:
+    try:
+        written = report.write(paths, directory, threshold)
+    except ImportError as error:
+        if needed:
+            raise InputError(str(error)) from None
+        err.print(escape(f"No report: {error}"))
+        return
+    for note in written.notes:
+        err.print(escape(note), soft_wrap=True)
+    err.print(f"Report: {written.files[0]}", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""What a run is: one flat set of keys, from defaults, presets, a TOML file and `key=value`."""
+
+import dataclasses
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedda import algorithms
+from fedda.errors import InputError, unknown
+
+PRESETS = Path(__file__).parent / "presets"
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that decides a run's numbers; `chosen` holds the algorithm's own settings."""
+
+    algorithm: str = "fedda-sgdm"
+    task: str = "digits"
+    model: str = "mlp"
+    partition: str = "dirichlet:0.3"
+    partition_seed: int = 0  # apart from `seed`, so that seeds share one federation
+    clients: int = 100
+    cohort: int = 10
+    rounds: int = 200
+    batch: int = 10
+    local_work: int = 5
+    local_unit: str = "steps"
+    stabilise: float = 0.0  # full-batch rounds at the end: a share below 1, or a number
+    eval_every: int = 10
+    checkpoint_every: int = 5  # evaluations
+    seed: int = 0
+    chunk: int = 0  # clients worked on together; 0: the whole cohort
+    devices: int = 1
+    chosen: Mapping[str, Any] = field(default_factory=dict)
+
+    def flat(self) -> dict[str, Any]:
+        """All keys and values on one level, as a file holds them."""
+        values = {name: getattr(self, name) for name in FIELDS}
+        return values | dict(self.chosen)
+
+
+FIELDS = {each.name: each.type for each in dataclasses.fields(Config) if each.name != "chosen"}
+
+KINDS: dict[Any, tuple[Any, str]] = {
+    str: (str, "text"),
+    int: (int, "a whole number"),
+    float: ((int, float), "a number"),
+}
+
+
+def resolve(values: Mapping[str, Any]) -> Config:
+    """A whole configuration: what is not given comes from the task's preset, then the defaults."""
+    given = {name: value for name, value in values.items() if name in FIELDS}
+    for name, value in given.items():
+        kind, words = KINDS[FIELDS[name]]
+        if isinstance(value, bool) or not isinstance(value, kind):
+            raise InputError(f"{name} must be {words}, got {value!r}.")
+    base = Config(**given)
+    own = {name: value for name, value in values.items() if name not in FIELDS}
+    known = algorithms.options(base.algorithm)
+    hyper_fields = algorithms.get(base.algorithm).Hyper._fields
+    for name in own:
+        if name not in known and name not in hyper_fields:
+            raise unknown(f"setting of {base.algorithm}", name, (*FIELDS, *known, *hyper_fields))
+    own = preset(base.task).get(base.algorithm, {}) | own
+    _, hyper = algorithms.configure(base.algorithm, own)
+    chosen = {name: own.get(name, choices[0]) for name, choices in known.items()}
+    return dataclasses.replace(base, chosen=chosen | hyper._asdict())
+
+
+def preset(task: str) -> dict[str, dict[str, Any]]:
+    """The settings that each algorithm has on a task, where somebody has tuned them."""
+    path = PRESETS / f"{task}.toml"
+    return tomllib.loads(path.read_text()) if path.exists() else {}
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The keys and values of a configuration file."""
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise InputError(f"there is no configuration file {path}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not valid TOML: {error}.") from None
+
+
+def parse(settings: Iterable[str]) -> dict[str, Any]:
+    """The values of `key=value` words; a value is TOML, or else text."""
+    values: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not key:
+            raise InputError(f"a setting must look like key=value, got {setting!r}.")
+        try:
+            values[key] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            values[key] = text
+    return values
+
+
+def dump(config: Config) -> str:
+    """The configuration as TOML; numbers and text on one level are written there as in JSON."""
+    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in config.flat().items())

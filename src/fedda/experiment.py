@@ -1,0 +1,229 @@
+"""A configured run and its directory: the only place where all parts meet.
+
+A run directory holds `config.toml` (resolved), `metrics.jsonl` (a line for each evaluation),
+`checkpoints/` and, at the end, `summary.json`. Times are in the summary alone, so that a run which
+was killed and resumed ends with exactly the lines of one that was not.
+"""
+
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+import fedda
+from fedda import config as configs
+from fedda import simulate, tasks, tree
+from fedda.checkpoint import Checkpoints
+from fedda.config import Config
+from fedda.errors import InputError
+from fedda.files import read_rows, write_whole
+from fedda.simulate import Result, Row
+
+PACKAGES = ("jax", "jaxlib", "flax", "numpy", "orbax-checkpoint")
+
+
+class Progress(NamedTuple):
+    """What a person watching a run wants to know, given after every evaluation."""
+
+    row: Row
+    rounds: int
+    metric: str
+
+
+class Outcome(NamedTuple):
+    result: Result
+    summary: dict[str, Any]
+    notes: list[str]  # what a person should know about how the run was continued
+
+
+def run(
+    config: Config, directory: Path, on_progress: Callable[[Progress], None] | None = None
+) -> Outcome:
+    """Trains one configuration in a new directory."""
+    if directory.exists() and any(directory.iterdir()):
+        raise InputError(
+            f"{directory} is not empty. Give another --out, or continue that run with "
+            f"fedda run --resume {directory}"
+        )
+    prepared = _prepare(config)  # before anything is written: it may be refused
+    directory.mkdir(parents=True, exist_ok=True)
+    write_whole(directory / "config.toml", configs.dump(config))
+    return _run(config, *prepared, directory, on_progress, resume=False)
+
+
+def resume(
+    directory: Path,
+    changes: dict[str, Any] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Outcome:
+    """Continues the run of a directory from its newest whole checkpoint.
+
+    `changes` may repeat the run's settings but not change them.
+    """
+    path = directory / "config.toml"
+    if not path.exists():
+        raise InputError(f"{directory} is not a run directory: it has no config.toml.")
+    config = configs.resolve(configs.read(path))
+    ours = config.flat()
+    for name, value in configs.resolve(ours | (changes or {})).flat().items():
+        if name not in ours or ours[name] != value:
+            raise InputError(
+                f"{directory} is a run with {name} = {ours.get(name)!r}, got {value!r}. A resumed "
+                "run keeps its configuration: start a new one with another --out."
+            )
+    return _run(config, *_prepare(config), directory, on_progress, resume=True)
+
+
+def _prepare(config: Config) -> tuple[tasks.Problem, simulate.Setup, Any]:
+    problem = tasks.load(config)
+    setup, hyper = simulate.prepare(
+        config.algorithm,
+        problem.model,
+        problem.shards,
+        problem.loss,
+        test=problem.test,
+        metrics=problem.metrics,
+        rounds=config.rounds,
+        cohort=config.cohort,
+        batch=config.batch,
+        local_work=config.local_work,
+        local_unit=config.local_unit,  # type: ignore[arg-type]  # checked by prepare
+        stabilise=config.stabilise,
+        eval_every=config.eval_every,
+        chunk=config.chunk or None,
+        devices=config.devices,
+        **config.chosen,
+    )
+    return problem, setup, simulate.traced(hyper, problem.model)
+
+
+def _run(
+    config: Config,
+    problem: tasks.Problem,
+    setup: simulate.Setup,
+    hp: Any,
+    directory: Path,
+    on_progress: Callable[[Progress], None] | None,
+    resume: bool,
+) -> Outcome:
+    started, compiled = time.perf_counter(), compile_seconds()
+    metric = problem.metrics[0].__name__
+    log_path = directory / "metrics.jsonl"
+    checkpoints = Checkpoints(directory / "checkpoints")
+    first, start, spent = 0, None, 0.0
+    history: list[Row] = []
+    notes: list[str] = []
+    if resume:
+        written = read_rows(log_path)
+        if written.rest:
+            notes.append("cut metrics.jsonl after its last whole line")
+        found, damaged = checkpoints.newest_whole(simulate.empty_run(setup, hp), written.size)
+        notes += damaged
+        size = 0
+        if found is not None:
+            first, start = found.round, found.run
+            size, spent = found.numbers["metrics_bytes"], found.numbers["seconds"]
+            history = [row for row in written.rows if row["round"] <= first]
+        checkpoints.drop_after(first if found is not None else -1)
+        with open(log_path, "ab") as log:
+            log.truncate(size)
+        notes.append(f"continued from round {first}")
+
+    evaluations = 0
+    final = start
+    with open(log_path, "ab") as log:
+        for evaluation in simulate.train(setup, hp, [config.seed], first, start):
+            row = {name: _json_number(value) for name, value in evaluation.row.items()}
+            log.write(json.dumps(row, allow_nan=False).encode() + b"\n")
+            history.append(row)
+            evaluations += 1
+            if evaluations % config.checkpoint_every == 0 or evaluation.round == config.rounds:
+                log.flush()
+                os.fsync(log.fileno())
+                seconds = spent + time.perf_counter() - started
+                numbers = {"metrics_bytes": log.tell(), "seconds": seconds}
+                checkpoints.save(evaluation.round, evaluation.run, numbers)
+            log.flush()
+            if on_progress is not None:
+                on_progress(Progress(row, config.rounds, metric))
+            final = evaluation.run
+    checkpoints.close()
+    assert final is not None  # a run has at least one round, so an evaluation or a checkpoint
+    last = history[-1]
+    summary = {
+        "algorithm": config.algorithm,
+        "task": config.task,
+        "seed": config.seed,
+        "metric": metric,
+        "higher_is_better": problem.higher_is_better,
+        "rounds": config.rounds,
+        "parameters": tree.size(final.state.params),
+        "final": {name: last[name] for name in ("train_loss", *setup.task.measures)},
+        "seconds": {
+            "total": spent + time.perf_counter() - started,
+            "compile": compile_seconds() - compiled,
+        },
+        **{name: last[name] for name in simulate.TOTALS},
+        "device": device(),
+        "versions": versions(),
+        "commit": commit(),
+    }
+    write_whole(directory / "summary.json", json.dumps(summary, indent=2) + "\n")
+    return Outcome(Result(final.state, history), summary, notes)
+
+
+def _json_number(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "fedda": fedda.__version__}
+    return found | {name: importlib.metadata.version(name) for name in PACKAGES}
+
+
+@lru_cache
+def commit() -> str:
+    """The commit of the source tree this package runs from, if it runs from one."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return "unknown"
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def device() -> str:
+    found = jax.devices()
+    kind = f"{len(found)} x {found[0].device_kind}"
+    if found[0].platform != "cpu":
+        return kind
+    return f"{kind} ({os.cpu_count()} cores, {platform.machine()})"
+
+
+_durations: list[float] = []
+
+
+@lru_cache
+def _listen_to_compiler() -> None:
+    def listener(event: str, duration_secs: float, **kwargs: str | int) -> None:
+        if event.endswith("backend_compile_duration"):
+            _durations.append(duration_secs)
+
+    jax.monitoring.register_event_duration_secs_listener(listener)
+
+
+def compile_seconds() -> float:
+    """The seconds XLA has compiled for since this was first asked."""
+    _listen_to_compiler()
+    return math.fsum(_durations)

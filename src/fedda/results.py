@@ -1,0 +1,383 @@
+"""Read run directories, and compute the table and the curves that compare them.
+
+A run directory holds `config.toml`, `metrics.jsonl` and, once the run has finished,
+`summary.json`. Runs that differ only in their seed are one line of the comparison.
+"""
+
+import json
+import math
+import tomllib
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedda.errors import InputError
+from fedda.files import read_rows
+
+Evaluation = dict[str, Any]
+
+_NOT_A_METRIC = {
+    "round",
+    "train_loss",
+    "loss",
+    "bytes_down",
+    "bytes_up",
+    "nonfinite_clients",
+    "skipped_rounds",
+}
+
+
+class Run(NamedTuple):
+    """One run directory, as read."""
+
+    path: Path
+    config: dict[str, Any]
+    evaluations: list[Evaluation]
+    summary: dict[str, Any] | None  # None until the run has finished
+    notes: list[str]
+
+    @property
+    def algorithm(self) -> str:
+        return str(self.config["algorithm"])
+
+    @property
+    def seed(self) -> int:
+        return int(self.config["seed"])
+
+
+class Spread(NamedTuple):
+    """A quantity over seeds."""
+
+    mean: float
+    std: float | None  # with n - 1 in the denominator; None for a single seed
+
+
+class Row(NamedTuple):
+    """One algorithm and configuration over its seeds; None where nothing was measured."""
+
+    label: str
+    metric: str
+    higher_is_better: bool
+    threshold: float | None  # None where no evaluation was finite
+    last: int
+    seeds: int
+    unfinished: int  # of the seeds
+    final: Spread | None
+    mean_of_last: Spread | None
+    rounds_to_threshold: Spread | None  # over the seeds that reached it
+    reached: int  # of the seeds
+    train_loss: Spread | None
+    megabytes_up: Spread | None
+    megabytes_down: Spread | None
+    seconds: Spread | None  # of the finished seeds
+    nonfinite_clients: int  # summed over the seeds
+    skipped_rounds: int  # summed over the seeds
+
+
+class Curve(NamedTuple):
+    """The mean over seeds and its range; NaN where some seed was not finite."""
+
+    label: str
+    x: list[float]
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+
+
+def read_runs(paths: Iterable[str | Path]) -> list[Run]:
+    """Every run directory at or below `paths`, by algorithm and seed, each once."""
+    directories: dict[Path, Path] = {}
+    for path in map(Path, paths):
+        logs = sorted(path.rglob("metrics.jsonl"))
+        if not logs:
+            raise InputError(
+                f"got {path}, which holds no metrics.jsonl at any depth; expected a run directory "
+                "or a folder of them; give the directory that a run wrote to"
+            )
+        for log in logs:
+            directories.setdefault(log.parent.resolve(), log.parent)
+    runs = sorted(
+        map(_read_run, directories.values()),
+        key=lambda run: (run.algorithm, run.seed, str(run.path)),
+    )
+    first: dict[object, Run] = {}
+    for run in runs:
+        original = first.setdefault((_settings(run), run.seed), run)
+        if original is not run:
+            run.notes.append(f"{run.path}: same configuration and seed as {original.path}")
+    return runs
+
+
+def group(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """The runs of each configuration, under a label that tells it from the others."""
+    tasks = sorted({str(run.config["task"]) for run in runs})
+    if len(tasks) != 1:
+        raise InputError(
+            f"got runs of {len(tasks)} tasks ({', '.join(tasks)}), expected one: "
+            "make one report for each task"
+        )
+    groups: dict[tuple[tuple[str, str], ...], list[Run]] = {}
+    for run in runs:
+        groups.setdefault(_settings(run), []).append(run)
+    return {_label(settings, list(groups)): members for settings, members in groups.items()}
+
+
+def measure(runs: Sequence[Run]) -> tuple[str, bool]:
+    """The name of the task's metric, and whether higher is better."""
+    for run in runs:
+        if run.summary is not None:
+            return str(run.summary["metric"]), bool(run.summary["higher_is_better"])
+    # Only a finished run knows the direction; metrics usually count successes.
+    names = (key for run in runs for row in run.evaluations[:1] for key in row)
+    name = next((name for name in names if name not in _NOT_A_METRIC), "loss")
+    return name, name != "loss"
+
+
+def table(runs: Sequence[Run], threshold: float | None = None, last: int = 5) -> list[Row]:
+    """One row per algorithm and configuration, over its seeds.
+
+    The threshold is by default 5 % short of the best mean over the `last` evaluations in the
+    table, rounded to two decimals: 95 % of the highest, or 105 % of the lowest where lower is
+    better.
+    """
+    if last < 1:
+        raise InputError(f"got last={last}, expected at least 1 evaluation to average")
+    metric, higher_is_better = measure(runs)
+    groups = group(runs)
+    means_of_last = {
+        label: _spread(
+            float(np.mean([_value(row, metric) for row in _trained(run)[-last:]]))
+            for run in members
+            if run.evaluations
+        )
+        for label, members in groups.items()
+    }
+    if threshold is None:
+        threshold = _default_threshold(means_of_last.values(), higher_is_better)
+    rows = []
+    for label, members in groups.items():
+        final = [_trained(run)[-1] for run in members if run.evaluations]
+        finished = [run.summary for run in members if run.summary is not None]
+        first_rounds = [_first_round(run, metric, threshold, higher_is_better) for run in members]
+        reached = [first for first in first_rounds if first is not None]
+        rows.append(
+            Row(
+                label=label,
+                metric=metric,
+                higher_is_better=higher_is_better,
+                threshold=threshold,
+                last=last,
+                seeds=len(members),
+                unfinished=len(members) - len(finished),
+                final=_spread_of(metric, final),
+                mean_of_last=means_of_last[label],
+                rounds_to_threshold=_spread(reached),
+                reached=len(reached),
+                train_loss=_spread_of("train_loss", final),
+                megabytes_up=_spread_of("bytes_up", final, unit=1e6),
+                megabytes_down=_spread_of("bytes_down", final, unit=1e6),
+                seconds=_spread(summary["seconds"]["total"] for summary in finished),
+                nonfinite_clients=sum(row["nonfinite_clients"] for row in final),
+                skipped_rounds=sum(row["skipped_rounds"] for row in final),
+            )
+        )
+    return rows
+
+
+def text_table(rows: Sequence[Row]) -> list[list[str]]:
+    """The table as text: the header, then a line of cells for each row."""
+    metric, threshold, last = rows[0].metric, rows[0].threshold, rows[0].last
+    header = [
+        "algorithm",
+        "seeds",
+        metric,
+        f"last {last}",
+        "rounds to threshold" if threshold is None else f"rounds to {threshold:g}",
+        "train loss",
+        "MB up",
+        "MB down",
+        "seconds",
+        "non-finite",
+        "skipped",
+    ]
+    return [header] + [
+        [
+            row.label,
+            f"{row.seeds} ({row.unfinished} unfinished)" if row.unfinished else str(row.seeds),
+            _spread_text(row.final),
+            _spread_text(row.mean_of_last),
+            _rounds_text(row),
+            _spread_text(row.train_loss),
+            _spread_text(row.megabytes_up),
+            _spread_text(row.megabytes_down),
+            _spread_text(row.seconds),
+            str(row.nonfinite_clients),
+            str(row.skipped_rounds),
+        ]
+        for row in rows
+    ]
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The table in Markdown."""
+    header, *lines = [
+        [cell.replace("|", "\\|").replace("<", "&lt;") for cell in line]
+        for line in text_table(rows)
+    ]
+    rule = [":--"] + ["--:"] * (len(header) - 1)
+    return "".join(f"| {' | '.join(line)} |\n" for line in [header, rule, *lines])
+
+
+def curves(runs: Sequence[Run], key: str, x: Callable[[Evaluation], float]) -> list[Curve]:
+    """`key` of the evaluations against their `x`, over the seeds that got as far."""
+    result = []
+    for label, members in group(runs).items():
+        by_round: dict[int, list[Evaluation]] = {}
+        for run in members:
+            for row in run.evaluations:
+                by_round.setdefault(row["round"], []).append(row)
+        rounds = sorted(by_round)
+        values = [[_value(row, key) for row in by_round[r]] for r in rounds]
+        result.append(
+            Curve(
+                label,
+                x=[float(np.mean([x(row) for row in by_round[r]])) for r in rounds],
+                mean=[float(np.mean(v)) for v in values],
+                low=[float(np.min(v)) for v in values],
+                high=[float(np.max(v)) for v in values],
+            )
+        )
+    return result
+
+
+def megabytes(row: Evaluation) -> float:
+    """What was sent in both directions up to this evaluation."""
+    return (_value(row, "bytes_up") + _value(row, "bytes_down")) / 1e6
+
+
+def _read_run(directory: Path) -> Run:
+    config = _parse(directory / "config.toml", tomllib.loads)
+    if missing := {"algorithm", "task", "seed"} - config.keys():
+        raise InputError(
+            f"got {directory / 'config.toml'} without {', '.join(sorted(missing))}; expected the "
+            "configuration that a run writes; leave this directory out or run it again"
+        )
+    evaluations, notes = _read_log(directory / "metrics.jsonl")
+    finished = (directory / "summary.json").exists()
+    summary = _parse(directory / "summary.json", json.loads) if finished else None
+    last = evaluations[-1] if evaluations else {}
+    if not finished:
+        of = f" of {config['rounds']}" if "rounds" in config else ""
+        notes.append(f"{directory}: unfinished, evaluated up to round {last.get('round', '-')}{of}")
+    if clients := last.get("nonfinite_clients"):
+        notes.append(f"{directory}: {clients} client updates were not finite")
+    if rounds := last.get("skipped_rounds"):
+        notes.append(f"{directory}: {rounds} rounds were skipped")
+    return Run(directory, config, evaluations, summary, notes)
+
+
+def _parse(path: Path, parse: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+    try:
+        return parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"got {path}, which cannot be read ({error}); expected the file that a run writes; "
+            "leave this directory out or run it again"
+        ) from error
+
+
+def _read_log(path: Path) -> tuple[list[Evaluation], list[str]]:
+    rows, _, rest = read_rows(path)
+    # A run that is killed while it writes leaves part of a line, and only at the end.
+    if rest.count(b"\n") > rest.endswith(b"\n"):
+        raise InputError(
+            f"got an invalid line at {path}:{len(rows) + 1}; expected one JSON object with a round "
+            "per evaluation; mend or delete the line"
+        )
+    return rows, [f"{path.parent}: ignored the truncated last line of {path.name}"] if rest else []
+
+
+def _settings(run: Run) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((key, str(value)) for key, value in run.config.items() if key != "seed"))
+
+
+def _label(
+    settings: tuple[tuple[str, str], ...], everyone: list[tuple[tuple[str, str], ...]]
+) -> str:
+    own = dict(settings)
+    rivals = [
+        rival for other in everyone if (rival := dict(other))["algorithm"] == own["algorithm"]
+    ]
+    keys = sorted({key for rival in rivals for key in rival})
+    varying = [key for key in keys if len({rival.get(key) for rival in rivals}) > 1]
+    details = ", ".join(f"{key}={own.get(key, 'unset')}" for key in varying)
+    return f"{own['algorithm']} ({details})" if details else own["algorithm"]
+
+
+def _value(row: Evaluation, key: str) -> float:
+    # A mean over seeds must show that one of them diverged: null and infinity become NaN.
+    value = row.get(key)
+    return float(value) if value is not None and math.isfinite(value) else math.nan
+
+
+def _trained(run: Run) -> list[Evaluation]:
+    # Round 0 measures the initial parameters: it counts only where there is nothing else.
+    return [row for row in run.evaluations if row["round"] > 0] or run.evaluations
+
+
+def _spread(values: Iterable[float]) -> Spread | None:
+    array = np.array(list(values), dtype=float)
+    if array.size == 0:
+        return None
+    return Spread(float(array.mean()), float(array.std(ddof=1)) if array.size > 1 else None)
+
+
+def _spread_of(key: str, evaluations: list[Evaluation], unit: float = 1.0) -> Spread | None:
+    return _spread(_value(row, key) / unit for row in evaluations)
+
+
+def _default_threshold(
+    means_of_last: Iterable[Spread | None], higher_is_better: bool
+) -> float | None:
+    means = [spread.mean for spread in means_of_last if spread and math.isfinite(spread.mean)]
+    if not means:
+        return None
+    best = max(means) if higher_is_better else min(means)
+    slack = 0.05 * abs(best)  # the absolute value: a metric such as a log-likelihood is negative
+    return round(best - slack if higher_is_better else best + slack, 2)
+
+
+def _first_round(
+    run: Run, metric: str, threshold: float | None, higher_is_better: bool
+) -> int | None:
+    if threshold is None:
+        return None
+    for row in run.evaluations:
+        value = _value(row, metric)
+        if value >= threshold if higher_is_better else value <= threshold:
+            return int(row["round"])
+    return None
+
+
+def _spread_text(spread: Spread | None) -> str:
+    if spread is None:
+        return "-"
+    if math.isnan(spread.mean):
+        return "nan"
+    size = abs(spread.mean)
+    if size != 0 and not 1e-3 <= size < 1e9:
+        style = ".2e"
+    else:  # four significant digits, and a spread with as many decimals as its mean
+        style = f",.{min(4, max(0, 3 - math.floor(math.log10(size or 1))))}f"
+    # Seeds that agree exactly, as on bytes, have no spread worth a column.
+    return f"{spread.mean:{style}}" + (f" ± {spread.std:{style}}" if spread.std else "")
+
+
+def _rounds_text(row: Row) -> str:
+    if row.rounds_to_threshold is None:
+        return "-" if row.threshold is None else "never"
+    mean, std = row.rounds_to_threshold
+    text = f"{mean:.1f}".removesuffix(".0") + (f" ± {std:.1f}" if std else "")
+    return text if row.reached == row.seeds else f"{text} ({row.reached} of {row.seeds})"
