@@ -65,8 +65,9 @@ def tune(name: str, grid: dict[str, list[float]]) -> tuple[dict[str, float], flo
 def main() -> None:
     path = Path(fedda.__file__).parent / "presets" / "digits.toml"
     lines = [
-        "# Written by benchmarks/tune_digits.py: of 36 points for every algorithm, the one with the",
-        f"# lowest training loss over the last {AVERAGED} of {ROUNDS} rounds, mean of seeds {SEEDS}.",
+        "# Written by benchmarks/tune_digits.py: of 36 points for every algorithm, the one with",
+        f"# the lowest training loss over the last {AVERAGED} of {ROUNDS} rounds, mean of seeds",
+        f"# {SEEDS}.",
     ]
     for name, grid in GRIDS.items():
         start = time.perf_counter()

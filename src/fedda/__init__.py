@@ -1,9 +1,9 @@
 """Federated optimisation that is right, fast and deployable."""
 
 from fedda import algorithms, losses, models
+from fedda.api import Result, run, run_grid
 from fedda.core import Algorithm, Phase
 from fedda.models import Model
-from fedda.simulate import Result, run, run_grid
 
 __all__ = [
     "Algorithm",

@@ -331,15 +331,21 @@ def _told(progress: experiment.Progress) -> str:
 
 def _print_table(rows: list[report.Row]) -> None:
     header, *lines = report.text_table(rows)
-    # On a terminal a column in which every method has nothing to report only takes room.
-    dull = {"seeds": "1", "non-finite": "0", "skipped": "0"}
+    # On a terminal a column in which every method has the same to report only takes room.
+    dull = {"seeds": lines[0][1], "non-finite": "0", "skipped": "0"}
     kept = [i for i, name in enumerate(header) if any(line[i] != dull.get(name) for line in lines)]
-    listing = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    columns = []
+    listing = Table(box=box.SIMPLE_HEAD, collapse_padding=True)
     for i in kept:
-        justify: Any = "left" if i == 0 else "right"
-        listing.add_column(escape(header[i]), justify=justify, no_wrap=i == 0, overflow="fold")
-    for line in lines:
-        listing.add_row(*(escape(line[i]) for i in kept))
+        # Words under one another, a spread under its mean: side by side they would not fit.
+        cells = [line[i].replace(" ± ", "\n±").replace(" (", "\n(") for line in lines]
+        title = escape(header[i]).replace(" ", "\n")
+        listing.add_column(title, justify="left" if i == 0 else "right")
+        columns.append(map(escape, cells))
+    for row in zip(*columns, strict=True):
+        listing.add_row(*row)
+    if header[1] not in (header[i] for i in kept) and dull["seeds"] != "1":
+        listing.caption = f"mean and standard deviation over {dull['seeds']} seeds"
     out.print(listing)
 
 

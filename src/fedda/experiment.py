@@ -20,13 +20,14 @@ from typing import Any, NamedTuple
 import jax
 
 import fedda
+from fedda import api, simulate, tasks, tree
 from fedda import config as configs
-from fedda import simulate, tasks, tree
+from fedda.api import Result
 from fedda.checkpoint import Checkpoints
 from fedda.config import Config
 from fedda.errors import InputError
 from fedda.files import read_rows, write_whole
-from fedda.simulate import Result, Row
+from fedda.simulate import Row
 
 PACKAGES = ("jax", "jaxlib", "flax", "numpy", "orbax-checkpoint")
 
@@ -85,7 +86,7 @@ def resume(
 
 def _prepare(config: Config) -> tuple[tasks.Problem, simulate.Setup, Any]:
     problem = tasks.load(config)
-    setup, hyper = simulate.prepare(
+    setup, hyper = api.prepare(
         config.algorithm,
         problem.model,
         problem.shards,
@@ -103,7 +104,7 @@ def _prepare(config: Config) -> tuple[tasks.Problem, simulate.Setup, Any]:
         devices=config.devices,
         **config.chosen,
     )
-    return problem, setup, simulate.traced(hyper, problem.model)
+    return problem, setup, api.traced(hyper, problem.model)
 
 
 def _run(

@@ -212,7 +212,7 @@ def text_table(rows: Sequence[Row]) -> list[list[str]]:
             _spread_text(row.train_loss),
             _spread_text(row.megabytes_up),
             _spread_text(row.megabytes_down),
-            _spread_text(row.seconds),
+            _spread_text(row.seconds, style=",.1f"),
             str(row.nonfinite_clients),
             str(row.skipped_rounds),
         ]
@@ -361,15 +361,15 @@ def _first_round(
     return None
 
 
-def _spread_text(spread: Spread | None) -> str:
+def _spread_text(spread: Spread | None, style: str | None = None) -> str:
     if spread is None:
         return "-"
     if math.isnan(spread.mean):
         return "nan"
     size = abs(spread.mean)
-    if size != 0 and not 1e-3 <= size < 1e9:
+    if style is None and size != 0 and not 1e-3 <= size < 1e9:
         style = ".2e"
-    else:  # four significant digits, and a spread with as many decimals as its mean
+    elif style is None:  # four significant digits, and a spread with as many decimals as its mean
         style = f",.{min(4, max(0, 3 - math.floor(math.log10(size or 1))))}f"
     # Seeds that agree exactly, as on bytes, have no spread worth a column.
     return f"{spread.mean:{style}}" + (f" ± {spread.std:{style}}" if spread.std else "")

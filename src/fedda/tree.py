@@ -35,6 +35,10 @@ def blend(a: ArrayLike, x: PyTree, y: PyTree) -> PyTree:
     return add(scale(a, x), scale(1 - jnp.asarray(a), y))
 
 
+def square(x: PyTree) -> PyTree:
+    return jax.tree.map(jnp.square, x)
+
+
 def zeros_like(x: PyTree) -> PyTree:
     return jax.tree.map(jnp.zeros_like, x)
 

@@ -165,7 +165,8 @@ def adaptive_step(hp: Any, units: Units, params: PyTree, direction: PyTree, v: P
         if units == "grad"
         else (hp.server_lr, hp.eps / hp.client_lr)
     )
-    return jax.tree.map(lambda w, d, v: w - rate * d / (jnp.sqrt(v) + eps), params, direction, v)
+    scaled = jax.tree.map(lambda d, v: d / (jnp.sqrt(v) + jnp.asarray(eps, v.dtype)), direction, v)
+    return tree.axpy(-rate, scaled, params)
 
 
 def adagrad(units: Units = "grad", gradient: Gradient = "momentum") -> Algorithm:
@@ -177,7 +178,7 @@ def adagrad(units: Units = "grad", gradient: Gradient = "momentum") -> Algorithm
     def merge(hp: AdaGrad, state: State, total: local.Weighted) -> State:
         upload = local.mean(total)
         G = GRADIENTS[gradient](hp, state, upload)
-        V = jax.tree.map(lambda v, g: v + g**2, state.second, G)
+        V = tree.add(state.second, tree.square(G))
         return State(adaptive_step(hp, units, state.params, G, V), upload.momentum, V)
 
     return Algorithm(AdaGrad, init, memory, (Phase(send, work, merge),))
@@ -207,7 +208,7 @@ def adam(
             unfilled = unfilled * upload.decay
         else:
             correction = 1 - hp.beta1**rounds
-        V = jax.tree.map(lambda v, g: hp.beta2 * v + (1 - hp.beta2) * g**2, state.second, G)
+        V = tree.blend(hp.beta2, state.second, tree.square(G))
         direction = tree.scale(1 / correction, upload.moved)
         corrected = tree.scale(1 / (1 - hp.beta2**rounds), V)
         params = adaptive_step(hp, units, state.params, direction, corrected)

@@ -116,12 +116,25 @@ def check_finite(values: np.ndarray, name: str) -> None:
         )
 
 
-def check_labels(labels: np.ndarray, num_classes: int, name: str) -> None:
-    """Refuses class labels outside 0..num_classes-1, naming the first row that has one."""
-    wrong = (labels < 0) | (labels >= num_classes)
-    if wrong.any():
-        row = int(np.argmax(wrong))
+def check_labels(shards: Shards, num_classes: int, test: tuple[Any, Any] | None) -> None:
+    """Refuses what is no class label in 0..num_classes-1, naming the client and the row."""
+    labels, start, count = (np.asarray(each) for each in (shards.y, shards.start, shards.count))
+    parts = [("the test set", np.asarray(test[1]))] if test is not None else []
+    if not np.issubdtype(labels.dtype, np.integer) or labels.ndim != 1:
         raise InputError(
-            f"{name} has label {labels[row]} in row {row}, but the model has outputs for "
-            f"0..{num_classes - 1}. Relabel, or give the model more outputs."
+            "y must hold one whole number an example, the class label, for cross_entropy; got "
+            f"{labels.dtype} of shape {labels.shape[1:]} an example."
         )
+    if labels.min() < 0 or labels.max() >= num_classes:
+        parts += [
+            (f"client {client}", labels[first : first + size])
+            for client, (first, size) in enumerate(zip(start, count, strict=True))
+        ]
+    for owner, own in parts:
+        wrong = (own < 0) | (own >= num_classes)
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            raise InputError(
+                f"y of {owner} has label {own[row]} in row {row}, but the model has outputs for "
+                f"0..{num_classes - 1}. Relabel, or give the model more outputs."
+            )

@@ -1,0 +1,214 @@
+"""The library's front door: `run` and `run_grid`, and the checks of everything a user gives."""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import random
+from jax.sharding import Mesh
+
+from fedda import algorithms, tree
+from fedda.cohort import Layout
+from fedda.data.shards import Shards, check_finite, check_labels, from_clients
+from fedda.errors import InputError, unknown
+from fedda.losses import cross_entropy
+from fedda.models import Model
+from fedda.simulate import Row, Setup, train
+from fedda.task import ExampleWise, Plan, Task
+from fedda.tree import PyTree
+
+
+class Result(NamedTuple):
+    """A finished run: the server's state, and one row for each evaluation."""
+
+    state: Any
+    history: list[Row]
+
+    @property
+    def params(self) -> PyTree:
+        return self.state.params
+
+
+class GridPoint(NamedTuple):
+    hyper: dict[str, float]
+    seed: int
+    result: Result
+
+
+def run(
+    algorithm: str,
+    model: Model,
+    clients: Sequence[tuple[Any, Any]] | Shards,
+    loss: ExampleWise,
+    *,
+    seed: int = 0,
+    on_evaluation: Callable[[Row], None] | None = None,
+    **settings: Any,
+) -> Result:
+    """Trains `model` with a federated algorithm and returns its parameters and history.
+
+    `clients` holds one pair of arrays `(x, y)` for each client. `settings` are those of `prepare`
+    and the algorithm's own hyper-parameters and options (`fedda algorithms NAME` lists them).
+    """
+    setup, hyper = prepare(algorithm, model, clients, loss, **settings)
+    history = []
+    for evaluation in train(setup, traced(hyper, model), [seed]):
+        history.append(evaluation.row)
+        if on_evaluation is not None:
+            on_evaluation(evaluation.row)
+    return Result(evaluation.run.state, history)
+
+
+def run_grid(
+    algorithm: str,
+    model: Model,
+    clients: Sequence[tuple[Any, Any]] | Shards,
+    loss: ExampleWise,
+    *,
+    grid: Mapping[str, Sequence[float]],
+    seeds: Sequence[int] = (0,),
+    **settings: Any,
+) -> list[GridPoint]:
+    """Trains every combination of the grid's values and seeds, all in one compiled program."""
+    points = [
+        (dict(zip(grid, values, strict=True)), seed)
+        for values in itertools.product(*grid.values())
+        for seed in seeds
+    ]
+    if len(points) < 2:
+        raise InputError(f"run_grid trains at least two runs, got {len(points)}. Use run for one.")
+    setup, base = prepare(algorithm, model, clients, loss, **settings)
+    hypers = [
+        algorithms.hyper(algorithm, setup.algorithm, base._asdict() | values)
+        for values, _ in points
+    ]
+    stacked = jax.tree.map(lambda *leaves: np.array(leaves), *hypers)
+    evaluations = train(setup, traced(stacked, model), [seed for _, seed in points])
+    rows = [(evaluation.row, final := evaluation.run.state)[0] for evaluation in evaluations]
+    return [
+        GridPoint(
+            values,
+            seed,
+            Result(
+                tree.take(final, jnp.asarray(i)),
+                [
+                    {k: v if np.ndim(v) == 0 else v[i].item() for k, v in row.items()}
+                    for row in rows
+                ],
+            ),
+        )
+        for i, (values, seed) in enumerate(points)
+    ]
+
+
+def prepare(
+    algorithm: str,
+    model: Model,
+    clients: Sequence[tuple[Any, Any]] | Shards,
+    loss: ExampleWise,
+    *,
+    test: tuple[Any, Any] | None = None,
+    metrics: Sequence[ExampleWise] = (),
+    rounds: int = 100,
+    cohort: int = 10,
+    batch: int = 20,
+    local_work: int = 5,
+    local_unit: Literal["steps", "epochs"] = "steps",
+    reduction: Literal["mean", "sum"] = "mean",
+    stabilise: float = 0,
+    eval_every: int = 10,
+    chunk: int | None = None,
+    devices: int = 1,
+    **chosen: Any,
+) -> tuple[Setup, Any]:
+    """Checks everything a user gives, and returns what `train` needs.
+
+    Every round, `cohort` clients do `local_work` mini-batch steps (or epochs) on batches of `batch`
+    examples. `stabilise` is the number of rounds at the end (or, below 1, their share) in which a
+    client takes one step with the gradient of all its data. `chosen` holds hyper-parameters and
+    options of the algorithm.
+    """
+    record, hyper = algorithms.configure(algorithm, chosen)
+    shards = clients if isinstance(clients, Shards) else from_clients(clients)
+    for name, value in (
+        ("rounds", rounds),
+        ("cohort", cohort),
+        ("batch", batch),
+        ("local_work", local_work),
+        ("eval_every", eval_every),
+        ("devices", devices),
+        ("chunk", cohort if chunk is None else chunk),
+    ):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InputError(f"{name} must be a whole number of at least 1, got {value!r}.")
+    if cohort > shards.num_clients:
+        raise InputError(
+            f"cohort must be at most the number of clients, which is {shards.num_clients}, got "
+            f"{cohort}. Lower cohort or add clients."
+        )
+    for name, text, allowed in (
+        ("local_unit", local_unit, ("steps", "epochs")),
+        ("reduction", reduction, ("mean", "sum")),
+    ):
+        if text not in allowed:
+            raise unknown(f"value of {name}", text, allowed)
+    if not 0 <= stabilise <= rounds or (stabilise >= 1 and stabilise != int(stabilise)):
+        raise InputError(
+            f"stabilise must be a share of the rounds below 1 or a whole number of rounds up to "
+            f"{rounds}, got {stabilise!r}."
+        )
+    if devices > jax.device_count():
+        raise InputError(
+            f"devices must be at most {jax.device_count()}, as many as JAX sees, got {devices}."
+        )
+    _check_problem(model, loss, metrics, shards, test)
+    task = Task(model, loss, Plan(batch, local_work, local_unit), tuple(metrics), reduction)
+    mesh = Mesh(np.array(jax.devices()[:devices]), ("clients",)) if devices > 1 else None
+    last_rounds = round(stabilise * rounds) if stabilise < 1 else int(stabilise)
+    setup = Setup(
+        record, task, shards, test, rounds, cohort, eval_every, last_rounds, Layout(chunk, mesh)
+    )
+    return setup, hyper
+
+
+def _check_problem(
+    model: Model,
+    loss: ExampleWise,
+    metrics: Sequence[ExampleWise],
+    shards: Shards,
+    test: tuple[Any, Any] | None,
+) -> None:
+    """Refuses what would fail deep inside a compiled program, or give wrong numbers in silence."""
+    if test is not None:
+        for name, values in zip(("x", "y"), test, strict=True):
+            check_finite(np.asarray(values), f"{name} of the test set")
+    two = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), leaf.dtype), (shards.x, shards.y)
+    )
+    params = jax.eval_shape(model.init, random.key(0))
+    try:
+        outputs = jax.eval_shape(model.apply, params, two[0])
+    except (TypeError, ValueError) as error:
+        shapes = jax.tree.map(lambda leaf: leaf.shape[1:], shards.x)
+        raise InputError(
+            f"the model cannot be applied to a batch of examples of shape {shapes}: {error}"
+        ) from error
+    if loss is cross_entropy:
+        check_labels(shards, outputs.shape[-1], test)
+    for measure in (loss, *metrics):
+        got = jax.eval_shape(measure, outputs, two[1])
+        if got.shape != (2,):
+            raise InputError(
+                f"{measure.__name__} must give one number an example, so for 2 examples an array "
+                f"of shape (2,), got shape {got.shape}. Do not average over the batch."
+            )
+
+
+def traced(hyper: Any, model: Model) -> Any:
+    """Hyper-parameters as arrays in the dtype of the parameters they will meet."""
+    params = jax.eval_shape(model.init, random.key(0))
+    dtype = jnp.result_type(*jax.tree.leaves(params))
+    return jax.tree.map(lambda value: jnp.asarray(value, dtype), hyper)

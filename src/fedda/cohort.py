@@ -1,0 +1,83 @@
+"""A cohort: who is in it, and how its work is laid out over chunks and devices."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+
+from fedda import tree
+from fedda.tree import PyTree
+
+
+def draw_cohort(seed: int, round_number: int, population: int, size: int) -> np.ndarray:
+    """The clients of a round, uniformly without replacement, independent of all other rounds."""
+    rng = np.random.default_rng((seed, round_number))
+    return rng.choice(population, size, replace=False).astype(np.int32)
+
+
+class Layout(NamedTuple):
+    """How a cohort is laid out; results depend on it only by rounding."""
+
+    chunk: int | None = None  # clients worked on together; None: all that are on one device
+    mesh: Mesh | None = None  # devices with one axis "clients"; None: one device
+
+
+def sum_over_clients(
+    layout: Layout, work: Callable[..., tuple[PyTree, PyTree]], shared: PyTree, own: PyTree
+) -> tuple[PyTree, PyTree]:
+    """Maps `work(shared, own[i])` over clients: the sum of the first results, all of the second.
+
+    Clients of a chunk are one vmap; chunks follow one another with a running sum; every device has
+    its share of the cohort. Slots that fill the last chunk ask an absent client.
+    """
+    asked = jax.tree.leaves(own)[0].shape[0]
+    devices = 1 if layout.mesh is None else layout.mesh.size
+    chunk = min(layout.chunk or asked, -(-asked // devices))
+    filler = -asked % (devices * chunk)
+    clients, memory = own
+    padded = (
+        jnp.pad(clients, (0, filler), constant_values=np.iinfo(clients.dtype).max),
+        jax.tree.map(
+            lambda leaf: jnp.pad(leaf, [(0, filler)] + [(0, 0)] * (leaf.ndim - 1)), memory
+        ),
+    )
+
+    def together(shared: PyTree, own: PyTree) -> tuple[PyTree, PyTree]:
+        parts, kept = jax.vmap(work, (None, 0))(shared, own)
+        return tree.sum_leading(parts), kept
+
+    def here(shared: PyTree, own: PyTree) -> tuple[PyTree, PyTree]:
+        chunks = jax.tree.map(lambda leaf: leaf.reshape(-1, chunk, *leaf.shape[1:]), own)
+        count = jax.tree.leaves(chunks)[0].shape[0]
+        if count == 1:
+            return together(shared, own)
+        shape, _ = jax.eval_shape(together, shared, tree.take(chunks, jnp.asarray(0)))
+        zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
+
+        def body(total: PyTree, own: PyTree) -> tuple[PyTree, PyTree]:
+            part, kept = together(shared, own)
+            return tree.add(total, part), kept
+
+        total, kept = lax.scan(body, zero, chunks)
+        return total, jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), kept)
+
+    def everywhere(shared: PyTree, own: PyTree) -> tuple[PyTree, PyTree]:
+        total, kept = here(shared, own)
+        return lax.psum(total, "clients"), kept
+
+    if layout.mesh is None:
+        total, kept = here(shared, padded)
+    else:
+        everyone, split = PartitionSpec(), PartitionSpec("clients")
+        total, kept = jax.shard_map(
+            everywhere,
+            mesh=layout.mesh,
+            in_specs=(everyone, split),
+            out_specs=(everyone, split),
+            check_vma=False,
+        )(shared, padded)
+    return total, jax.tree.map(lambda leaf: leaf[:asked], kept)

@@ -1,0 +1,180 @@
+"""The command, as a person or a script uses it."""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fedda import algorithms, cli
+
+QUICK = ["model=linear", "clients=12", "cohort=3", "rounds=4", "eval_every=2"]
+
+
+@pytest.fixture
+def fedda(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    """Calls the command in an empty directory; gives its exit code and both outputs."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedda", *words])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+def test_compare_prints_a_table_and_writes_a_report(fedda, tmp_path: Path):
+    code, out, err = fedda("compare", *QUICK, "--seeds", "2", "--out", "cmp")
+    assert code == 0
+    for name in cli.COMPARED:
+        assert re.search(rf"^ *{name} ", out, re.MULTILINE), "full names at 80 columns"
+        assert f"{name}, seed 1: round 4/4  loss " in err
+    assert "…" not in out
+    assert max(map(len, out.splitlines())) <= 80
+    for name in ("report.html", "table.md", "metric.png", "metric.pdf"):
+        assert (tmp_path / "cmp" / name).stat().st_size > 500
+    first_rows = {
+        (tmp_path / "cmp" / f"{name}-seed0" / "metrics.jsonl").read_text().splitlines()[0]
+        for name in cli.COMPARED
+    }
+    assert len(first_rows) == 1, "all start from the same model"
+
+
+def test_compare_gives_each_algorithm_the_settings_it_has(fedda, tmp_path: Path):
+    code, *_ = fedda("compare", "fedavg", "fedda-adam", *QUICK, "eps=0.5", "-q", "--out", "cmp")
+    assert code == 0
+    assert "\neps" not in (tmp_path / "cmp/fedavg-seed0/config.toml").read_text()
+    assert "eps = 0.5" in (tmp_path / "cmp/fedda-adam-seed0/config.toml").read_text()
+
+
+def test_run_with_a_file_and_json(fedda, tmp_path: Path):
+    (tmp_path / "mine.toml").write_text('algorithm = "fedprox"\nrounds = 9\nmu = 0.5\n')
+    code, out, err = fedda("run", "mine.toml", *QUICK, "--json", "--out", "one")
+    assert code == 0
+    summary = json.loads(out)
+    assert summary["algorithm"] == "fedprox"
+    assert summary["rounds"] == 4, "words override the file"
+    assert "fedprox: round 4/4" in err
+    code, out, err = fedda("run", "--resume", "one", "--json")
+    assert (code, json.loads(out)["final"]) == (0, summary["final"])
+    assert "continued from round 4" in err
+
+
+def test_compare_json(fedda):
+    code, out, err = fedda("compare", "fedavg", *QUICK, "--json", "--quiet", "--out", "cmp")
+    assert code == 0
+    assert [run["algorithm"] for run in json.loads(out)["runs"]] == ["fedavg"]
+    assert err.splitlines() == ["Report: cmp/report.html"]
+
+
+def test_report_of_an_existing_run(fedda, tmp_path: Path):
+    fedda("run", *QUICK, "-q", "--out", "one")
+    code, out, _ = fedda("report", "one", "--out", "elsewhere")
+    assert code == 0
+    assert "fedda-sgdm" in out
+    assert (tmp_path / "elsewhere" / "report.html").exists()
+
+
+def test_algorithms_lists_all_and_shows_each(fedda):
+    _, out, _ = fedda("algorithms")
+    for name in algorithms.names():
+        assert name in out
+        _, shown, _ = fedda("algorithms", name)
+        assert "Communication" in shown
+        for field in algorithms.get(name).Hyper._fields:
+            assert field in shown
+        for option in algorithms.options(name):
+            assert option in shown
+
+
+def test_data(fedda, tmp_path: Path):
+    _, out, _ = fedda("data", "list")
+    assert "digits" in out
+    code, out, _ = fedda("data", "show", "digits", "--partition", "dirichlet:0.3")
+    assert code == 0
+    assert "99" in out
+    assert (tmp_path / "digits-dirichlet-0.3.png").read_bytes()[:4] == b"\x89PNG"
+    code, *_ = fedda("data", "show", "digits", "--partition", "pachinko", "--picture", "p.pdf")
+    assert code == 0
+    assert (tmp_path / "p.pdf").read_bytes()[:4] == b"%PDF"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "algorithm=fedada"], "unknown algorithm 'fedada'. Did you mean"),
+        (["run", "task=digit"], "unknown task 'digit'. Did you mean digits?"),
+        (["run", "model=mpl"], "unknown model of digits 'mpl'. Did you mean mlp?"),
+        (["run", "roundz=3"], "'roundz'. Did you mean rounds"),
+        (["run", "client_lr=-1"], "client_lr of fedda-sgdm must be a positive number, got -1."),
+        (["run", "client_lr=nan"], "client_lr of fedda-sgdm must be a positive number, got nan."),
+        (["run", "cohort=101"], "cohort must be at most the number of clients, which is 100"),
+        (["run", "partition=dirichlett:1"], "did you mean dirichlet?"),
+        (["run", "devices=99"], "devices must be at most"),
+        (["run", "nothing.toml"], "there is no configuration file nothing.toml"),
+        (["run", "what"], "expected one CONFIG.toml at most"),
+        (["run", "--resume", "."], "is not a run directory"),
+        (["compare", "fedavgg"], "unknown algorithm 'fedavgg'. Did you mean fedavg"),
+        (["compare", "algorithm=fedavg"], "compare takes algorithms by name"),
+        (["compare", "epz=1"], "unknown setting 'epz'. Did you mean eps"),
+        (["report", "."], "holds no metrics.jsonl"),
+        (["algorithms", "fedadam"], "unknown algorithm 'fedadam'. Did you mean"),
+        (["data", "show", "mnist"], "unknown task 'mnist'"),
+    ],
+)
+def test_wrong_input_is_a_message(fedda, tmp_path: Path, words: list[str], message: str):
+    code, out, err = fedda(*words)
+    assert code == 2
+    assert out == ""
+    assert message in err
+    assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+
+
+def test_on_a_terminal_there_is_a_bar_and_ctrl_c_says_how_to_go_on(tmp_path: Path):
+    """A real terminal (a pty), a real interrupt, and the advice it prints, followed."""
+    main, worker = pty.openpty()
+    words = ["run", *QUICK[:3], "rounds=100000", "eval_every=50", "checkpoint_every=1"]
+    command = [sys.executable, "-m", "fedda.cli"]
+    process = subprocess.Popen(
+        [*command, *words, "--out", "long"],
+        cwd=tmp_path,
+        stdin=worker,
+        stdout=worker,
+        stderr=worker,
+        env=os.environ | {"TERM": "xterm", "COLUMNS": "100"},
+    )
+    os.close(worker)
+    shown = b""
+    deadline = time.monotonic() + 120
+    interrupted = False
+    while time.monotonic() < deadline:
+        try:
+            chunk = os.read(main, 4096)
+        except OSError:  # the other end is closed: the process has ended
+            break
+        shown += chunk
+        if not interrupted and b"rounds/s" in shown:
+            process.send_signal(signal.SIGINT)
+            interrupted = True
+    os.close(main)
+    assert process.wait(10) == 130
+    text = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", shown).decode()
+    assert re.search(r"fedda-sgdm .*/100000 loss [0-9.]+ +accuracy [0-9.]+ +[0-9]+ rounds/s", text)
+    assert "Continue with: fedda run --resume long" in text
+    assert "Traceback" not in text
+    assert (tmp_path / "long" / "checkpoints").exists()
+    assert not (tmp_path / "long" / "summary.json").exists()

@@ -1,0 +1,83 @@
+"""Configurations: where values come from, and what is refused."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from fedda import algorithms, config
+from fedda.errors import InputError
+
+
+def test_files_and_words_override_presets_which_override_defaults():
+    tuned = config.preset("digits")["fedda-adam"]
+    resolved = config.resolve({"algorithm": "fedda-adam", "beta2": 0.5})
+    assert resolved.chosen["client_lr"] == tuned["client_lr"]
+    assert resolved.chosen["beta2"] == 0.5
+    assert resolved.chosen["beta1"] == 0.9
+    assert resolved.chosen["bias"] == "rounds"
+    assert config.resolve({"client_lr": 7.0}).chosen["client_lr"] == 7.0
+
+
+@pytest.mark.parametrize("name", algorithms.names())
+def test_dump_and_read_back(name: str, tmp_path: Path):
+    resolved = config.resolve({"algorithm": name, "stabilise": 0.25, "partition": 'a "b" \\ c'})
+    (tmp_path / "config.toml").write_text(config.dump(resolved))
+    assert config.resolve(config.read(tmp_path / "config.toml")) == resolved
+
+
+def test_every_preset_is_of_a_known_algorithm_and_allowed():
+    for path in config.PRESETS.glob("*.toml"):
+        for name, values in tomllib.loads(path.read_text()).items():
+            algorithms.configure(name, values)
+
+
+def test_no_setting_of_an_algorithm_hides_one_of_a_run():
+    for name in algorithms.names():
+        own = {*algorithms.options(name), *algorithms.get(name).Hyper._fields}
+        assert not own & config.FIELDS.keys()
+
+
+def test_words():
+    parsed = config.parse(["rounds=5", "client_lr=1e-3", "task=digits", "partition=dirichlet:0.3"])
+    assert parsed == {
+        "rounds": 5,
+        "client_lr": 1e-3,
+        "task": "digits",
+        "partition": "dirichlet:0.3",
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"algorithm": "fedavgg"}, "unknown algorithm 'fedavgg'. Did you mean fedavg"),
+        ({"round": 3}, "unknown setting of fedda-sgdm 'round'. Did you mean rounds"),
+        ({"eps": 0.1}, "unknown setting of fedda-sgdm 'eps'"),
+        ({"rounds": "many"}, "rounds must be a whole number, got 'many'"),
+        ({"rounds": 2.5}, r"rounds must be a whole number, got 2\.5"),
+        ({"rounds": True}, "rounds must be a whole number, got True"),
+        ({"task": 3}, "task must be text, got 3"),
+        ({"stabilise": "some"}, "stabilise must be a number, got 'some'"),
+        ({"client_lr": -1}, "client_lr of fedda-sgdm must be a positive number, got -1"),
+        ({"client_lr": float("nan")}, "client_lr of fedda-sgdm must be a positive number, got nan"),
+        ({"beta1": 1}, r"beta1 of fedda-sgdm must be a number in \[0, 1\), got 1"),
+        (
+            {"algorithm": "fedda-adam", "units": "gradd"},
+            "unknown value of units of fedda-adam 'gradd'. Did you mean grad",
+        ),
+    ],
+)
+def test_refused(values: dict[str, object], message: str):
+    with pytest.raises(InputError, match=message):
+        config.resolve(values)
+
+
+def test_bad_files_and_words(tmp_path: Path):
+    with pytest.raises(InputError, match="there is no configuration file"):
+        config.read(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("rounds = = 3")
+    with pytest.raises(InputError, match=r"bad\.toml is not valid TOML: .*line 1"):
+        config.read(tmp_path / "bad.toml")
+    with pytest.raises(InputError, match="a setting must look like key=value, got '=3'"):
+        config.parse(["=3"])

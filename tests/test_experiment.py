@@ -1,0 +1,216 @@
+"""Run directories: what they hold, and that a killed run ends as if it had not been."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from fedda import api, config, experiment, simulate, tasks
+from fedda.checkpoint import Checkpoints
+from fedda.errors import InputError
+
+SMALL = {
+    "algorithm": "fedda-adam",
+    "model": "linear",
+    "clients": 12,
+    "cohort": 3,
+    "rounds": 12,
+    "eval_every": 2,
+    "checkpoint_every": 1,
+    "stabilise": 3,
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run that nothing disturbed."""
+    directory = tmp_path_factory.mktemp("runs") / "whole"
+    experiment.run(config.resolve(SMALL), directory)
+    return directory
+
+
+@pytest.fixture
+def copy(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "copy"))
+
+
+def final_leaves(directory: Path) -> list[np.ndarray]:
+    """Every array of the last checkpoint: parameters, momenta, counters."""
+    resolved = config.resolve(config.read(directory / "config.toml"))
+    problem = tasks.load(resolved)
+    setup, hyper = api.prepare(
+        resolved.algorithm, problem.model, problem.shards, problem.loss, **resolved.chosen
+    )
+    like = simulate.empty_run(setup, api.traced(hyper, problem.model))
+    found, notes = Checkpoints(directory / "checkpoints").newest_whole(like, sys.maxsize)
+    assert found is not None
+    assert found.round == resolved.rounds
+    assert notes == []
+    return jax.tree.leaves(found.run)
+
+
+def assert_same_end(directory: Path, reference: Path) -> None:
+    for ours, theirs in zip(final_leaves(directory), final_leaves(reference), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    expected = (reference / "metrics.jsonl").read_bytes()
+    assert (directory / "metrics.jsonl").read_bytes() == expected
+
+
+def test_a_run_directory_says_everything(finished: Path):
+    written = tomllib.loads((finished / "config.toml").read_text())
+    assert SMALL.items() <= written.items()
+    assert written["beta1"] == 0.9, "defaults are written out"
+    assert written["units"] == "grad"
+    rows = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rows] == [0, 2, 4, 6, 8, 10, 12]
+    assert list(rows[1])[:4] == ["round", "train_loss", "loss", "accuracy"]
+    summary = json.loads((finished / "summary.json").read_text())
+    assert summary["final"] == {key: rows[-1][key] for key in ("train_loss", "loss", "accuracy")}
+    parameters = 64 * 10 + 10
+    assert summary["parameters"] == parameters
+    assert summary["bytes_down"] == 12 * 3 * 2 * parameters * 4, "rounds, cohort, W and m, float32"
+    assert summary["bytes_up"] == 12 * 3 * (2 * parameters + 1) * 4, "P, m and the weight"
+    assert summary["seconds"]["total"] > 0
+    assert summary["versions"]["jax"] == jax.__version__
+    for key in ("device", "commit", "nonfinite_clients", "skipped_rounds", "seed", "task"):
+        assert key in summary
+
+
+def test_the_last_rounds_are_full_batch(finished: Path, tmp_path: Path):
+    experiment.run(config.resolve(SMALL | {"stabilise": 0}), tmp_path / "plain")
+    ours, plain = (
+        (directory / "metrics.jsonl").read_text().splitlines()
+        for directory in (finished, tmp_path / "plain")
+    )
+    assert ours[:5] == plain[:5], "rounds 0 to 8 come before the switch at round 9"
+    assert ours[5] != plain[5]
+
+
+def start(directory: Path, *arguments: str) -> "subprocess.Popen[bytes]":
+    environment = os.environ | {
+        "JAX_COMPILATION_CACHE_DIR": str(directory.parent / "cache"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    environment.pop("XLA_FLAGS", None)
+    return subprocess.Popen(
+        [sys.executable, "-m", "fedda.cli", "run", "--quiet", *arguments],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def test_kill_at_any_moment_and_resume(tmp_path: Path):
+    seed = random.randrange(10**6)
+    rng = random.Random(seed)
+    print(f"moments drawn with seed {seed}")
+    settings = SMALL | {"rounds": 60, "eval_every": 1}
+    words = [f"{key}={value}" for key, value in settings.items()]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert start(whole, *words, "--out", str(whole)).wait() == 0
+
+    arguments = [*words, "--out", str(killed)]
+    for _ in range(4):
+        process = start(killed, *arguments)
+        enough = lines(killed / "metrics.jsonl") + rng.randrange(1, 16)
+        while lines(killed / "metrics.jsonl") < enough and process.poll() is None:
+            time.sleep(0.002)
+        time.sleep(rng.random() * 0.03)  # most of a round is spent writing its checkpoint
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        if (killed / "config.toml").exists():
+            arguments = ["--resume", str(killed)]
+    assert not (killed / "summary.json").exists(), "the last kill came after the end"
+    assert start(killed, *arguments).wait() == 0
+    assert (killed / "summary.json").exists()
+    assert_same_end(killed, whole)
+
+
+def test_resume_of_a_finished_run_changes_nothing(copy: Path, finished: Path):
+    outcome = experiment.resume(copy)
+    assert outcome.notes == ["continued from round 12"]
+    assert_same_end(copy, finished)
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_it_is_said(copy: Path, finished: Path):
+    damaged = 0
+    for path in (copy / "checkpoints" / "12" / "run").rglob("*"):
+        if path.is_file() and path.stat().st_size:
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+            damaged += 1
+    assert damaged > 0
+    outcome = experiment.resume(copy)
+    assert "passed over the damaged checkpoint of round 12" in outcome.notes[0]
+    assert outcome.notes[-1] == "continued from round 10"
+    assert_same_end(copy, finished)
+
+
+def test_a_truncated_metrics_file_goes_back_to_the_checkpoint_that_fits(copy: Path, finished: Path):
+    log = copy / "metrics.jsonl"
+    log.write_bytes(log.read_bytes()[:-7])
+    outcome = experiment.resume(copy)
+    assert outcome.notes == [
+        "cut metrics.jsonl after its last whole line",
+        "passed over the checkpoint of round 12: metrics.jsonl is shorter",
+        "continued from round 10",
+    ]
+    assert_same_end(copy, finished)
+
+
+def test_without_any_whole_checkpoint_the_run_starts_again(copy: Path, finished: Path):
+    shutil.rmtree(copy / "checkpoints")
+    assert experiment.resume(copy).notes == ["continued from round 0"]
+    assert_same_end(copy, finished)
+
+
+def test_resume_refuses_another_configuration(copy: Path):
+    before = (copy / "metrics.jsonl").read_bytes()
+    with pytest.raises(InputError, match=r"is a run with client_lr = 0\.3, got 0\.5"):
+        experiment.resume(copy, {"client_lr": 0.5})
+    with pytest.raises(InputError, match=r"is a run with rounds = 12, got 13"):
+        experiment.resume(copy, {"rounds": 13})
+    assert experiment.resume(copy, {"rounds": 12}).notes == ["continued from round 12"]
+    assert (copy / "metrics.jsonl").read_bytes() == before
+
+
+def test_resume_refuses_what_is_not_a_run(tmp_path: Path):
+    with pytest.raises(InputError, match=r"is not a run directory: it has no config\.toml"):
+        experiment.resume(tmp_path)
+
+
+def test_a_new_run_never_overwrites(finished: Path):
+    with pytest.raises(InputError, match=r"is not empty.*--resume"):
+        experiment.run(config.resolve(SMALL), finished)
+
+
+def test_a_refused_run_leaves_nothing_behind(tmp_path: Path):
+    with pytest.raises(InputError, match=r"unknown task 'digit'\. Did you mean digits"):
+        experiment.run(config.resolve(SMALL | {"task": "digit"}), tmp_path / "new")
+    with pytest.raises(InputError, match="cohort must be at most"):
+        experiment.run(config.resolve(SMALL | {"cohort": 13}), tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_diverging_run_is_written_as_null_and_counted(tmp_path: Path):
+    wild = {"algorithm": "fedavg", "client_lr": 1e38, "server_lr": 1e38, "stabilise": 0}
+    settings = {key: value for key, value in SMALL.items() if key != "algorithm"} | wild
+    experiment.run(config.resolve(settings), tmp_path / "wild")
+    rows = (tmp_path / "wild" / "metrics.jsonl").read_text()
+    assert "NaN" not in rows
+    assert "Infinity" not in rows
+    summary = json.loads((tmp_path / "wild" / "summary.json").read_text())
+    assert summary["nonfinite_clients"] + summary["skipped_rounds"] > 0

@@ -1,0 +1,101 @@
+"""Imports point one way: what a module may know of the rest of the package."""
+
+import ast
+import graphlib
+from pathlib import Path
+
+import pytest
+
+import fedda
+
+ROOT = Path(fedda.__file__).parent
+FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
+
+# A file, or a folder with all its files, and what it may import besides its own folder. The package
+# itself, `fedda`, stands for all that its __init__ imports.
+ROUND = "core data.shards errors local losses models task tree"
+EVERYTHING_ELSE = (
+    f"{ROUND} algorithms api checkpoint cohort config data fedda files report results simulate "
+    "tasks"
+)
+MAY_IMPORT = {
+    "errors": "",
+    "files": "",
+    "losses": "",
+    "tree": "",
+    "data": "errors",
+    "models": "errors",
+    "results": "errors files",
+    "report": "errors files results",
+    "core": "errors tree",
+    "task": "core data.shards errors models tree",
+    "local": "core data.shards errors task tree",
+    "algorithms": "core data.shards errors local task tree",
+    "cohort": "tree",
+    "simulate": "cohort core data.shards models task tree",
+    "api": f"{ROUND} algorithms cohort simulate",
+    "checkpoint": "tree",
+    "config": "algorithms errors",
+    "tasks": "config data errors losses models task",
+    "experiment": EVERYTHING_ELSE,
+    "cli": f"{EVERYTHING_ELSE} experiment",
+}
+
+
+def module_name(path):
+    """`data.shards` for data/shards.py, `data` for data/__init__.py."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__")
+
+
+MODULES = {module_name(path) for path in FILES}
+
+
+def imports(text):
+    """The modules of this package that a file imports, wherever in the file it does."""
+    names = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "a relative import"
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                is_module = whole.removeprefix("fedda.") in MODULES
+                names.add(whole if is_module else node.module)
+    ours = {name for name in names if name.partition(".")[0] == "fedda"}
+    return {name.removeprefix("fedda.") for name in ours}
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_a_module_imports_only_what_it_may(path):
+    owner, _, _ = module_name(path).partition(".")
+    assert owner in MAY_IMPORT, f"say in MAY_IMPORT what {owner} may import"
+    allowed = [owner, *MAY_IMPORT[owner].split()]
+    wrong = [
+        name
+        for name in imports(path.read_text())
+        if not any(name == other or name.startswith(f"{other}.") for other in allowed)
+    ]
+    assert not wrong
+
+
+def test_the_rules_themselves_point_one_way():
+    graph = {
+        owner: {name.partition(".")[0] for name in allowed.split()}
+        for owner, allowed in MAY_IMPORT.items()
+    }
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError
+
+
+def test_all_kinds_of_import_are_found():
+    text = """
+import fedda
+import fedda.core as c, os
+from fedda import tree, run
+from fedda.data.shards import Shard
+from fedda.data import digits
+def late():
+    from fedda.models import from_nnx
+"""
+    assert imports(text) == {"fedda", "core", "tree", "data.shards", "data.digits", "models"}

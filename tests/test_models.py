@@ -1,0 +1,343 @@
+"""Models are pure functions; convolutions and adapters compute what the originals compute."""
+
+import re
+
+import equinox as eqx
+import flax.linen
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from jax import lax, random
+
+import fedda
+from fedda import losses, tree
+from fedda.errors import InputError
+from fedda.models import Model, from_equinox, from_nnx, with_input
+from fedda.models.cnn import CNN, cnn
+from fedda.models.conv import max_pool, patches_conv
+from fedda.models.linear import linear
+from fedda.models.mlp import mlp
+
+# ------------------------------------------------------------------------------ convolutions
+
+KERNELS = [(1, 1), (3, 3), (5, 5), (7, 7), (2, 5)]
+PADDINGS = ["SAME", "VALID", ((2, 1), (0, 3))]
+STRIDES = [(1, 1), (2, 2), (3, 3), (2, 3)]
+# Every kernel with every padding, and every stride with every padding.
+CONVOLUTIONS = [
+    (kernel, padding, STRIDES[(i + j) % 4])
+    for i, kernel in enumerate(KERNELS)
+    for j, padding in enumerate(PADDINGS)
+]
+
+
+@pytest.fixture
+def quickly_compiled():
+    """What a program computes is tested here, not how fast: compiling takes half the time."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def normal(number, shape):
+    return random.normal(random.key(number), shape)
+
+
+def plain_conv(inputs, kernel, strides, padding):
+    return lax.conv_general_dilated(
+        inputs, kernel, strides, padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+
+
+@pytest.mark.usefixtures("x64", "quickly_compiled")
+@pytest.mark.parametrize(("size", "padding", "strides"), CONVOLUTIONS, ids=str)
+def test_patches_conv_is_a_convolution(size, padding, strides):
+    inputs, kernel = normal(0, (2, 9, 10, 2)), normal(1, (*size, 2, 3))
+
+    @jax.jit
+    def values_and_gradients(inputs, kernel):
+        found = []
+        for conv in (patches_conv, plain_conv):
+            outputs, pull = jax.vjp(lambda *w, f=conv: f(*w, strides, padding), inputs, kernel)
+            weights = jnp.sin(jnp.arange(outputs.size, dtype=float)).reshape(outputs.shape)
+            found.append((outputs, *pull(weights)))
+        return found
+
+    # Sums of up to a few hundred products of numbers near 1.
+    for ours, plain in zip(*values_and_gradients(inputs, kernel), strict=True):
+        assert ours.shape == plain.shape
+        np.testing.assert_allclose(ours, plain, rtol=0, atol=1e-12)
+
+
+@pytest.mark.usefixtures("x64")
+def test_patches_conv_with_a_kernel_for_each_client():
+    inputs, kernels = normal(0, (4, 2, 7, 7, 3)), normal(1, (4, 3, 3, 3, 5))
+
+    def conv(inputs, kernel):
+        return patches_conv(inputs, kernel, (2, 2), "SAME")
+
+    together = jax.jit(jax.vmap(conv))(inputs, kernels)
+    for x, kernel, ours in zip(inputs, kernels, together, strict=True):
+        np.testing.assert_allclose(ours, plain_conv(x, kernel, (2, 2), "SAME"), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "unsupported",
+    [{"lhs_dilation": (2, 2)}, {"rhs_dilation": (1, 2)}, {"feature_group_count": 3}],
+    ids=str,
+)
+def test_patches_conv_refuses_what_it_does_not_do(unsupported):
+    with pytest.raises(ValueError, match=r"no dilation, groups or sharding; use lax\.conv"):
+        patches_conv(
+            normal(0, (1, 5, 5, 3)), normal(1, (3, 3, 3, 3)), (1, 1), "SAME", **unsupported
+        )
+
+
+@pytest.mark.parametrize(("shape", "size"), [((6, 8), 2), ((7, 9), 2), ((8, 7), 3)])
+def test_max_pool_is_a_window_maximum(shape, size):
+    def plain_pool(inputs):
+        return flax.linen.max_pool(inputs, (size, size), (size, size), "VALID")
+
+    @jax.jit
+    def values_and_gradients(inputs):
+        found = []
+        for pool in (lambda x: max_pool(x, size), plain_pool):
+            outputs, pull = jax.vjp(pool, inputs)
+            found.append((outputs, *pull(outputs**3)))
+        return found
+
+    # Without ties a maximum's gradient is a selection, so it is exact too.
+    ours, plain = values_and_gradients(normal(0, (2, *shape, 3)))
+    jax.tree.map(np.testing.assert_array_equal, ours, plain)
+
+
+# ---------------------------------------------------------------------------- models of Flax
+
+
+def test_parameters_of_the_cnn():
+    params = jax.eval_shape(cnn(28, 1, 62).init, random.key(0))
+    convolutions = (3 * 3 * 1 + 1) * 32 + (3 * 3 * 32 + 1) * 64
+    pooled = (28 - 2 - 2) // 2
+    dense = (pooled * pooled * 64 + 1) * 128 + (128 + 1) * 62
+    assert tree.size(params) == convolutions + dense == 1_206_590
+
+
+def test_cnn_drops_a_quarter_of_the_maxima_and_half_of_the_hidden_layer():
+    module = nnx.eval_shape(lambda: CNN(28, 1, 62, nnx.Rngs(0)))
+    assert (module.dropout1.rate, module.dropout2.rate) == (0.25, 0.5)
+
+
+@pytest.mark.usefixtures("x64", "quickly_compiled")
+def test_cnn_against_its_description():
+    model, x = cnn(9, 2, 5), normal(1, (4, 9, 9, 2))
+    params = jax.tree.map(lambda leaf: leaf.astype(float) + 0.1, model.init(random.key(0)))
+
+    def described(params, x):
+        for name in ("conv1", "conv2"):
+            x = plain_conv(x, params[name]["kernel"], (1, 1), "VALID")
+            x = jax.nn.relu(x + params[name]["bias"][None, None, None])
+        x = flax.linen.max_pool(x, (2, 2), (2, 2)).reshape(4, -1)
+        x = jax.nn.relu(x @ params["hidden"]["kernel"] + params["hidden"]["bias"][None])
+        return x @ params["out"]["kernel"] + params["out"]["bias"][None]
+
+    outputs, expected = (jax.jit(f)(params, x) for f in (model.apply, described))
+    np.testing.assert_allclose(outputs, expected, rtol=1e-12)
+
+
+def forward(layers, x):
+    """What a perceptron computes, in NumPy."""
+    x = np.asarray(x, np.float64).reshape(len(x), -1)
+    for number, layer in enumerate(layers):
+        x = x @ np.asarray(layer["kernel"], np.float64) + np.asarray(layer["bias"], np.float64)
+        x = np.maximum(x, 0) if number + 1 < len(layers) else x
+    return x
+
+
+@pytest.mark.parametrize(
+    ("model", "layers"), [(linear(12, 3), ["out"]), (mlp(12, 7, 3), ["hidden", "out"])]
+)
+def test_linear_and_mlp_against_numpy(model, layers):
+    params = model.init(random.key(3))
+    params = jax.tree.map(lambda leaf: leaf + 0.1, params)  # biases start at 0
+    x = normal(1, (5, 3, 4))  # flattened by the model
+    outputs = model.apply(params, x)
+    assert outputs.shape == (5, 3)
+    np.testing.assert_allclose(outputs, forward([params[n] for n in layers], x), rtol=2e-5)
+    assert model.train is None
+
+
+class Noisy(nnx.Module):
+    def __init__(self, rngs):
+        self.first, self.dropout = nnx.Linear(6, 8, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+        self.norm, self.last = nnx.LayerNorm(8, rngs=rngs), nnx.Linear(8, 3, rngs=rngs)
+
+    def __call__(self, x):
+        return self.last(self.norm(self.dropout(nnx.relu(self.first(x)))))
+
+
+def is_nested_dict_of_arrays(value):
+    if isinstance(value, dict):
+        return all(is_nested_dict_of_arrays(each) for each in value.values())
+    return isinstance(value, jax.Array)
+
+
+def test_from_nnx_is_the_module_itself():
+    model, x = from_nnx(Noisy), normal(1, (5, 6))
+    params = model.init(random.key(0))
+    assert is_nested_dict_of_arrays(params)
+    assert set(params) == {"first", "last", "norm"}
+    module = Noisy(nnx.Rngs(random.key(0)))
+    module.eval()
+    np.testing.assert_array_equal(params["first"]["kernel"], module.first.kernel[...])
+    np.testing.assert_array_equal(model.apply(params, x), module(x))
+    np.testing.assert_array_equal(model.apply(params, x), model.apply(params, x))
+
+
+def test_from_nnx_applies_the_parameters_it_is_given():
+    # ... not those of another call, nor those of the module it was made from.
+    model, x = from_nnx(Noisy), normal(1, (5, 6))
+    first, second = model.init(random.key(0)), model.init(random.key(1))
+    before = model.apply(first, x)
+    assert not np.array_equal(before, model.apply(second, x))
+    np.testing.assert_array_equal(before, model.apply(first, x))
+
+
+def test_from_nnx_noise_follows_the_key():
+    model, x = from_nnx(Noisy), jnp.ones((400, 6))
+    params = model.init(random.key(0))
+    first, again, other = (model.train(params, x, random.key(k)) for k in (1, 1, 2))
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+    assert not np.array_equal(first, model.apply(params, x))
+    assert len(np.unique(np.asarray(first), axis=0)) > 4  # every example has its own mask
+
+
+def test_from_nnx_refuses_batch_norm():
+    message = (
+        "from_nnx got a module that keeps BatchStat besides its parameters, but a federated model "
+        "is its parameters alone. Use GroupNorm or LayerNorm, not BatchNorm."
+    )
+    with pytest.raises(InputError, match=re.escape(message)):
+        from_nnx(
+            lambda rngs: nnx.Sequential(nnx.Linear(3, 4, rngs=rngs), nnx.BatchNorm(4, rngs=rngs))
+        )
+
+
+# -------------------------------------------------------------------------- models of Equinox
+
+
+def perceptron(key):
+    return eqx.nn.MLP(3, 2, 4, 1, key=key)
+
+
+class Dropping(eqx.Module):
+    first: eqx.nn.Linear
+    dropout: eqx.nn.Dropout
+    last: eqx.nn.Linear
+
+    def __init__(self, key):
+        one, two = random.split(key)
+        self.first, self.last = eqx.nn.Linear(3, 8, key=one), eqx.nn.Linear(8, 2, key=two)
+        self.dropout = eqx.nn.Dropout(0.5)
+
+    def __call__(self, x, key=None):
+        return self.last(self.dropout(jax.nn.relu(self.first(x)), key=key))
+
+
+@pytest.mark.parametrize("make", [perceptron, Dropping])
+def test_from_equinox_is_the_module_itself(make):
+    model, x = from_equinox(make), normal(1, (5, 3))
+    params = model.init(random.key(0))
+    module = eqx.nn.inference_mode(make(random.key(0)))
+    np.testing.assert_array_equal(model.apply(params, x), jax.vmap(module)(x))
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(params))
+    assert tree.size(params) == sum(
+        map(jnp.size, jax.tree.leaves(eqx.filter(module, eqx.is_array)))
+    )
+
+
+def test_from_equinox_gives_each_example_its_own_noise():
+    model, x = from_equinox(Dropping), jnp.ones((400, 3))
+    params = model.init(random.key(0))
+    first, again, other = (model.train(params, x, random.key(k)) for k in (1, 1, 2))
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+    assert not np.array_equal(first, model.apply(params, x))
+    assert len(np.unique(np.asarray(first), axis=0)) > 4
+
+
+def test_from_equinox_trains():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(5, 20, 3)).astype(np.float32)
+    y = (x @ rng.normal(size=(3, 2))).astype(np.float32)
+    result = fedda.run(
+        "fedavg", from_equinox(perceptron), list(zip(x, y, strict=True)), losses.squared_error,
+        test=(x[0], y[0]), rounds=30, cohort=3, eval_every=30, batch=5, client_lr=0.1,
+    )  # fmt: skip
+    before, after = (row["loss"] for row in result.history)
+    assert after < before / 2
+
+
+# ------------------------------------------------------------------------------------- inputs
+
+
+def test_with_input_prepares_before_the_model():
+    def unpack(x):
+        return x.astype(jnp.float32) / 255
+
+    plain, noisy = linear(6, 3), from_nnx(Noisy)
+    x = jnp.asarray(np.random.default_rng(0).integers(0, 256, (5, 6)), jnp.uint8)
+    for model in (plain, noisy):
+        packed, params = with_input(model, unpack), model.init(random.key(0))
+        jax.tree.map(np.testing.assert_array_equal, packed.init(random.key(0)), params)
+        np.testing.assert_array_equal(packed.apply(params, x), model.apply(params, unpack(x)))
+    assert with_input(plain, unpack).train is None
+    params, key = noisy.init(random.key(0)), random.key(7)
+    np.testing.assert_array_equal(
+        with_input(noisy, unpack).train(params, x, key), noisy.train(params, unpack(x), key)
+    )
+
+
+def test_with_input_composes():
+    model = Model(lambda key: jnp.ones(()), lambda params, x: params * x)
+    twice = with_input(with_input(model, lambda x: x + 1), lambda x: 10 * x)  # the last one first
+    assert twice.apply(jnp.asarray(2.0), jnp.asarray([3.0])) == 2 * (10 * 3 + 1)
+
+
+# ------------------------------------------------------------------------- losses and metrics
+
+
+@pytest.mark.usefixtures("x64")
+def test_cross_entropy_against_optax():
+    logits, labels = 5 * normal(0, (20, 7)), random.randint(random.key(1), (20,), 0, 7)
+    expected = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    # Differences of numbers near 10.
+    found = losses.cross_entropy(logits, labels)
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14)
+
+
+def test_cross_entropy_of_extreme_logits():
+    # exp(1000) overflows; log softmax of (1000, 0) is (0, -1000).
+    logits = jnp.asarray([[1000.0, 0.0], [1000.0, 0.0]])
+    np.testing.assert_array_equal(losses.cross_entropy(logits, jnp.asarray([0, 1])), [0, 1000])
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("shape", [(6,), (6, 3), (6, 2, 5)], ids=str)
+def test_squared_error_against_numpy(shape):
+    outputs, targets = np.asarray(normal(0, shape)), np.asarray(normal(1, shape))
+    expected = [np.mean((o - t) ** 2) for o, t in zip(outputs, targets, strict=True)]
+    found = losses.squared_error(jnp.asarray(outputs), jnp.asarray(targets))
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_accuracy_against_numpy():
+    logits = np.asarray(normal(0, (50, 4)))
+    labels = np.random.default_rng(0).integers(0, 4, 50)
+    found = losses.accuracy(jnp.asarray(logits), jnp.asarray(labels))
+    np.testing.assert_array_equal(found, logits.argmax(-1) == labels)
+    assert 0 < found.sum() < 50
+    assert found.dtype == logits.dtype
