@@ -21,7 +21,7 @@ EVERYTHING_ELSE = (
 MAY_IMPORT = {
     "errors": "",
     "files": "",
-    "losses": "",
+    "losses": "errors",
     "tree": "",
     "data": "errors",
     "models": "errors",

@@ -79,11 +79,11 @@ def test_lists_of_numbers_are_arrays():
 
 
 def test_no_clients():
-    refuses([], "clients must be a list of at least one pair (x, y) of arrays, got none.")
+    refuses([], "clients must hold at least one example, got 0 clients with none.")
 
 
 def test_only_empty_clients():
-    refuses([client(0), client(0)], "all 2 clients are empty; at least one example is needed.")
+    refuses([client(0), client(0)], "clients must hold at least one example, got 2 clients with none.")
 
 
 @pytest.mark.parametrize(
@@ -105,12 +105,12 @@ def test_ragged_rows_of_a_client():
 def test_clients_with_different_features():
     refuses(
         [client(2), client(3), client(2, (4,))],
-        "x of client 2 has examples of shape (4,), but those of client 0 have shape (3,). "
-        "All clients need the same shape: pad or crop before.",
+        "x of client 2 has examples of shape (4,), but others have shape (3,). "
+        "All need the same shape: pad or crop before.",
     )
     refuses(
         [client(2), (client(2)[0], np.zeros((2, 5)))],
-        "y of client 1 has examples of shape (5,), but those of client 0 have shape ().",
+        "y of client 1 has examples of shape (5,), but others have shape ().",
     )
 
 

@@ -1,7 +1,8 @@
 """The library's front door: `run` and `run_grid`, and the checks of everything a user gives."""
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral, Real
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -12,7 +13,7 @@ from jax.sharding import Mesh
 
 from fedda import algorithms, tree
 from fedda.cohort import Layout
-from fedda.data.shards import Shards, check_finite, check_labels, from_clients
+from fedda.data.shards import Shards, check_labels, check_shapes, checked_pair, from_clients
 from fedda.errors import InputError, unknown
 from fedda.losses import cross_entropy
 from fedda.models import Model
@@ -54,6 +55,7 @@ def run(
     and the algorithm's own hyper-parameters and options (`fedda algorithms NAME` lists them).
     """
     setup, hyper = prepare(algorithm, model, clients, loss, **settings)
+    check_seed(seed)
     history = []
     for evaluation in train(setup, traced(hyper, model), [seed]):
         history.append(evaluation.row)
@@ -73,6 +75,11 @@ def run_grid(
     **settings: Any,
 ) -> list[GridPoint]:
     """Trains every combination of the grid's values and seeds, all in one compiled program."""
+    for name, values in (*grid.items(), ("seeds", seeds)):
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            raise InputError(f"{name} must be a list of values to try, got {values!r}.")
+    for seed in seeds:
+        check_seed(seed)
     points = [
         (dict(zip(grid, values, strict=True)), seed)
         for values in itertools.product(*grid.values())
@@ -133,6 +140,7 @@ def prepare(
     """
     record, hyper = algorithms.configure(algorithm, chosen)
     shards = clients if isinstance(clients, Shards) else from_clients(clients)
+    test = None if test is None else checked_pair(test, "the test set")
     for name, value in (
         ("rounds", rounds),
         ("cohort", cohort),
@@ -142,8 +150,7 @@ def prepare(
         ("devices", devices),
         ("chunk", cohort if chunk is None else chunk),
     ):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InputError(f"{name} must be a whole number of at least 1, got {value!r}.")
+        _whole_number(name, value, least=1)
     if cohort > shards.num_clients:
         raise InputError(
             f"cohort must be at most the number of clients, which is {shards.num_clients}, got "
@@ -155,7 +162,12 @@ def prepare(
     ):
         if text not in allowed:
             raise unknown(f"value of {name}", text, allowed)
-    if not 0 <= stabilise <= rounds or (stabilise >= 1 and stabilise != int(stabilise)):
+    number = isinstance(stabilise, Real) and not isinstance(stabilise, bool)
+    if (
+        not number
+        or not 0 <= stabilise <= rounds
+        or (stabilise >= 1 and stabilise != int(stabilise))
+    ):
         raise InputError(
             f"stabilise must be a share of the rounds below 1 or a whole number of rounds up to "
             f"{rounds}, got {stabilise!r}."
@@ -164,6 +176,8 @@ def prepare(
         raise InputError(
             f"devices must be at most {jax.device_count()}, as many as JAX sees, got {devices}."
         )
+    if callable(metrics) or not all(hasattr(each, "__name__") for each in metrics):
+        raise InputError("metrics must be a list of named functions, as def makes them.")
     _check_problem(model, loss, metrics, shards, test)
     task = Task(model, loss, Plan(batch, local_work, local_unit), tuple(metrics), reduction)
     mesh = Mesh(np.array(jax.devices()[:devices]), ("clients",)) if devices > 1 else None
@@ -172,6 +186,18 @@ def prepare(
         record, task, shards, test, rounds, cohort, eval_every, last_rounds, Layout(chunk, mesh)
     )
     return setup, hyper
+
+
+def check_seed(seed: int) -> None:
+    """Refuses what is no seed, or more than a random key can tell apart."""
+    _whole_number("seed", seed, least=0)
+    if seed >= 2**31:
+        raise InputError(f"seed must be below 2**31, got {seed}.")
+
+
+def _whole_number(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise InputError(f"{name} must be a whole number of at least {least}, got {value!r}.")
 
 
 def _check_problem(
@@ -183,8 +209,9 @@ def _check_problem(
 ) -> None:
     """Refuses what would fail deep inside a compiled program, or give wrong numbers in silence."""
     if test is not None:
-        for name, values in zip(("x", "y"), test, strict=True):
-            check_finite(np.asarray(values), f"{name} of the test set")
+        if len(test[0]) == 0:
+            raise InputError("the test set must hold at least one example, got none.")
+        check_shapes(test, (shards.x, shards.y), "the test set")
     two = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), leaf.dtype), (shards.x, shards.y)
     )

@@ -104,6 +104,7 @@ def _prepare(config: Config) -> tuple[tasks.Problem, simulate.Setup, Any]:
         devices=config.devices,
         **config.chosen,
     )
+    api.check_seed(config.seed)
     return problem, setup, api.traced(hyper, problem.model)
 
 

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from fedda.errors import InputError
+
 
 def cross_entropy(logits: Array, labels: Array) -> Array:
     """-log softmax(logits)[label]."""
@@ -15,6 +17,11 @@ def cross_entropy(logits: Array, labels: Array) -> Array:
 
 def squared_error(outputs: Array, targets: Array) -> Array:
     """The mean over an example's outputs of (output - target)²."""
+    if outputs.shape != targets.shape:  # [n, 1] - [n] would be [n, n], without a word
+        raise InputError(
+            "squared_error needs outputs and targets of one shape, got "
+            f"{outputs.shape[1:]} and {targets.shape[1:]} an example."
+        )
     errors = jnp.square(outputs - targets)
     return errors.reshape(errors.shape[0], -1).mean(-1)
 

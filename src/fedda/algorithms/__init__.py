@@ -12,6 +12,7 @@ import pkgutil
 import typing
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from numbers import Real
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -104,7 +105,7 @@ def hyper(name: str, algorithm: Algorithm, values: Mapping[str, float]) -> Any:
         if field not in algorithm.Hyper._fields:
             raise unknown(f"hyper-parameter of {name}", field, algorithm.Hyper._fields)
         domain = domains(algorithm.Hyper)[field]
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        number = isinstance(value, Real) and not isinstance(value, bool)
         if not (number and math.isfinite(value) and domain.allows(value)):
             raise InputError(f"{field} of {name} must be {domain.words}, got {value!r}.")
     return algorithm.Hyper(**{field: float(value) for field, value in values.items()})

@@ -3,7 +3,7 @@
 Nothing is padded, whatever the clients' sizes; batches are gathered by row number inside the loop.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -55,65 +55,71 @@ def from_partition(x: np.ndarray, y: np.ndarray, partition: Sequence[np.ndarray]
     return from_clients([(x[rows], y[rows]) for rows in partition])
 
 
-def from_clients(clients: Sequence[tuple[Any, Any]]) -> Shards:
+def from_clients(clients: Iterable[tuple[Any, Any]]) -> Shards:
     """Shards from one pair of arrays `(x, y)` a client, checked: this is the library's boundary."""
-    if len(clients) == 0:
-        raise InputError("clients must be a list of at least one pair (x, y) of arrays, got none.")
-    pairs = [_checked_client(client, number) for number, client in enumerate(clients)]
-    first_x, first_y = pairs[0]
-    for number, (x, y) in enumerate(pairs):
-        for name, got, expected in (("x", x, first_x), ("y", y, first_y)):
-            if got.shape[1:] != expected.shape[1:]:
-                raise InputError(
-                    f"{name} of client {number} has examples of shape {got.shape[1:]}, but those "
-                    f"of client 0 have shape {expected.shape[1:]}. All clients need the same "
-                    "shape: pad or crop before."
-                )
-    count = np.array([len(y) for _, y in pairs], np.int32)
-    if count.sum() == 0:
-        raise InputError(f"all {len(pairs)} clients are empty; at least one example is needed.")
+    if isinstance(clients, (str, dict)) or not isinstance(clients, Iterable):
+        raise InputError(
+            f"clients must be a list of pairs (x, y) of arrays, got {type(clients).__name__}."
+        )
+    pairs = [checked_pair(pair, f"client {number}") for number, pair in enumerate(clients)]
+    filled = [pair for pair in pairs if len(pair[0])]
+    if not filled:
+        raise InputError(
+            f"clients must hold at least one example, got {len(pairs)} clients with none."
+        )
+    for number, pair in enumerate(pairs):
+        check_shapes(pair, filled[0], f"client {number}")
+    count = np.array([len(x) for x, _ in pairs], np.int32)
+    x, y = (np.concatenate(arrays) for arrays in zip(*filled, strict=True))
     return Shards(
-        x=jnp.asarray(np.concatenate([x for x, _ in pairs])),
-        y=jnp.asarray(np.concatenate([y for _, y in pairs])),
+        x=jnp.asarray(x),
+        y=jnp.asarray(y),
         start=jnp.asarray(np.concatenate([[0], np.cumsum(count)[:-1]]).astype(np.int32)),
         count=jnp.asarray(count),
         max_count=int(count.max()),
     )
 
 
-def _checked_client(client: Any, number: int) -> tuple[np.ndarray, np.ndarray]:
-    if not isinstance(client, (tuple, list)) or len(client) != 2:
-        raise InputError(
-            f"client {number} must be a pair (x, y) of arrays, got {type(client).__name__}."
-        )
-    arrays = {}
-    for name, values in zip(("x", "y"), client, strict=True):
-        try:
-            arrays[name] = np.asarray(values)
-        except ValueError:
-            arrays[name] = np.asarray(None, dtype=object)
-        if arrays[name].dtype == object or arrays[name].ndim == 0:
-            raise InputError(
-                f"{name} of client {number} is ragged or not numeric; expected one array whose "
-                "first axis counts examples. Pad or crop its rows to one length."
-            )
-        check_finite(arrays[name], f"{name} of client {number}")
-    x, y = arrays["x"], arrays["y"]
+def checked_pair(pair: Any, owner: str) -> tuple[np.ndarray, np.ndarray]:
+    """The two arrays of a pair, in the dtypes they will have on the device, if they are usable."""
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise InputError(f"{owner} must be a pair (x, y) of arrays, got {type(pair).__name__}.")
+    x, y = (_checked(array, f"{name} of {owner}") for name, array in zip("xy", pair, strict=True))
     if len(x) != len(y):
-        raise InputError(f"client {number} has {len(x)} rows in x but {len(y)} in y.")
+        raise InputError(f"{owner} has {len(x)} rows in x but {len(y)} in y.")
     return x, y
 
 
-def check_finite(values: np.ndarray, name: str) -> None:
-    """Refuses NaN and infinity, naming the first row that has one."""
-    if not np.issubdtype(values.dtype, np.floating):
-        return
-    finite = np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
-    if not finite.all():
+def _checked(values: Any, name: str) -> np.ndarray:
+    try:
+        array = np.asarray(values)
+    except ValueError:  # NumPy's word for rows of different lengths
+        array = np.asarray(None)
+    if array.ndim == 0 or array.dtype.kind not in "biuf":
         raise InputError(
-            f"{name} has a non-finite value in row {int(np.argmin(finite))}. "
-            "Remove the row or replace the value before training."
+            f"{name} is ragged or not numeric; expected one array whose first axis counts "
+            "examples. Pad or crop its rows to one length."
         )
+    with np.errstate(over="ignore"):  # what overflows on the device is refused below
+        array = array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
+    if array.dtype.kind == "f":
+        finite = np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
+        if not finite.all():
+            raise InputError(
+                f"{name} has a non-finite value in row {int(np.argmin(finite))}. "
+                "Remove the row or replace the value before training."
+            )
+    return array
+
+
+def check_shapes(pair: tuple[np.ndarray, np.ndarray], like: tuple[Any, Any], owner: str) -> None:
+    """Refuses examples of another shape than the others'; an empty array has any shape."""
+    for name, got, expected in zip("xy", pair, like, strict=True):
+        if len(got) and got.shape[1:] != expected.shape[1:]:
+            raise InputError(
+                f"{name} of {owner} has examples of shape {got.shape[1:]}, but others have shape "
+                f"{expected.shape[1:]}. All need the same shape: pad or crop before."
+            )
 
 
 def check_labels(shards: Shards, num_classes: int, test: tuple[Any, Any] | None) -> None:
