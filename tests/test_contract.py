@@ -63,7 +63,7 @@ def federation(junk=0.0, data=None, counts=COUNTS):
         own = slice(start, start + COUNTS[client])
         x[own], y[own] = examples(client) if data is None else data(client)
     start, count = (jnp.asarray(np.array(each, np.int32)) for each in (STARTS, counts))
-    return Shards(jnp.asarray(x), jnp.asarray(y), start, count, max(COUNTS))
+    return Shards(jnp.asarray(x), jnp.asarray(y), start, count, max(COUNTS), len(COUNTS))
 
 
 def with_huge(*clients):

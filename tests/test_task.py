@@ -29,7 +29,7 @@ def shard(count, max_count, start=0, rows=1):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(rows, 3)), rng.normal(size=(rows, 2))
     start, count = jnp.asarray(start, "int32"), jnp.asarray(count, "int32")
-    return Shards(jnp.asarray(x), jnp.asarray(y), start, count, max_count)
+    return Shards(jnp.asarray(x), jnp.asarray(y), start, count, max_count, num_clients=1)
 
 
 def task(*plan, **rest):

@@ -57,9 +57,8 @@ class Batches:
     whole: bool
 
     def at(self, step: Array) -> Batch:
-        return Batch(
-            self.shard, self.rows[step], self.mask[step], random.fold_in(self.key, step), self.whole
-        )
+        key = random.fold_in(self.key, step)
+        return Batch(self.shard, self.rows[step], self.mask[step], key, self.whole)
 
 
 class Task(NamedTuple):
@@ -71,6 +70,14 @@ class Task(NamedTuple):
     metrics: tuple[ExampleWise, ...] = ()
     reduction: Literal["mean", "sum"] = "mean"  # of the losses of a mini-batch
 
+    def whole(self, shard: Shard, key: Array) -> Batch:
+        """All of a client's examples as one batch, taken in parts of a mini-batch's size."""
+        size = self.plan.batch
+        rows = jnp.arange(_round_up(shard.max_count, size), dtype=shard.count.dtype)
+        mask = rows < shard.count
+        rows = jnp.where(mask, rows, 0)  # masked slots read the client's own first example
+        return Batch(shard, rows.reshape(-1, size), mask.reshape(-1, size), key, whole=True)
+
     def batches(self, shard: Shard, key: Array) -> Batches:
         """The client's batches: shuffled anew every epoch, cut after the epochs were joined.
 
@@ -80,22 +87,19 @@ class Task(NamedTuple):
         """
         order_key, noise_key = random.split(key)
         size, amount, unit = self.plan
-        shape = (-1, 1, size)
-        steps: int | Array = amount
-        used: int | Array = amount * size
         if unit == "full":
-            rows = jnp.arange(_round_up(shard.max_count, size), dtype=shard.count.dtype)
-            shape, steps, used = (1, -1, size), 1, shard.count
-        elif unit == "epochs":
-            rows = shuffled_epochs(order_key, shard, amount * shard.max_count, size)
-            used = amount * shard.count
-            steps = -(-used // size)
-        else:
-            rows = shuffled_epochs(order_key, shard, amount * size, size)
+            batch = self.whole(shard, noise_key)
+            return Batches(1, shard, batch.rows[None], batch.mask[None], noise_key, whole=True)
+        epochs = unit == "epochs"
+        used = amount * (shard.count if epochs else size)
+        rows = shuffled_epochs(
+            order_key, shard, amount * (shard.max_count if epochs else size), size
+        )
         mask = jnp.arange(rows.size, dtype=rows.dtype) < used
         rows = jnp.where(mask, rows, 0)  # masked slots read the client's own first example
-        rows, mask = rows.reshape(shape), mask.reshape(shape)
-        return Batches(steps, shard, rows, mask, noise_key, whole=unit == "full")
+        rows, mask = (each.reshape(-1, 1, size) for each in (rows, mask))
+        steps = -(-used // size) if epochs else amount
+        return Batches(steps, shard, rows, mask, noise_key, whole=False)
 
     def gradient(self, params: PyTree, batch: Batch) -> tuple[PyTree, Seen]:
         """The gradient of the batch's loss in training mode, and what was seen.
@@ -103,31 +107,36 @@ class Task(NamedTuple):
         Under the reduction `sum`, all of a client's examples count as one mini-batch, lest a
         full-batch step be longer than the others.
         """
+        (loss, gradient), examples = self._sum_over_parts(jax.value_and_grad, params, batch)
+        if self.reduction == "mean" or batch.whole:
+            factor = 1 if self.reduction == "mean" else self.plan.batch
+            gradient = tree.scale(factor / jnp.maximum(examples, 1), gradient)
+        return gradient, Seen(loss, examples)
+
+    def mean_loss(self, params: PyTree, batch: Batch) -> Array:
+        """The mean loss of the batch's examples in training mode."""
+        loss, examples = self._sum_over_parts(lambda function: function, params, batch)
+        return loss / jnp.maximum(examples, 1)
+
+    def _sum_over_parts(
+        self, transform: Callable[[Any], Any], params: PyTree, batch: Batch
+    ) -> tuple[Any, Array]:
+        """`transform`ed summed loss of the examples that count, and their number."""
 
         def summed_loss(params: PyTree, rows: Array, mask: Array, key: Array) -> Array:
             x, y = batch.shard.rows(rows)
             losses = self.loss(self.outputs(params, x, key), y)
             return jnp.sum(jnp.where(mask, losses, 0), dtype=jnp.result_type(float))
 
-        def part(number: Array | int) -> tuple[Array, PyTree]:
+        def part(number: Array | int) -> Any:
             key = random.fold_in(batch.key, number)
-            return jax.value_and_grad(summed_loss)(
-                params, batch.rows[number], batch.mask[number], key
-            )
+            return transform(summed_loss)(params, batch.rows[number], batch.mask[number], key)
 
-        parts, size = batch.rows.shape
-        if parts == 1:
-            loss, gradient = part(0)
-        else:
-            start = (jnp.zeros(()), tree.zeros_like(params))
-            loss, gradient = lax.fori_loop(
-                0, parts, lambda number, sums: tree.add(sums, part(number)), start
-            )
-        examples = batch.mask.sum(dtype=loss.dtype)
-        if self.reduction == "mean" or batch.whole:
-            factor = 1 if self.reduction == "mean" else size
-            gradient = tree.scale(factor / jnp.maximum(examples, 1), gradient)
-        return gradient, Seen(loss, examples)
+        total = part(0)
+        parts = batch.rows.shape[0]
+        if parts > 1:
+            total = lax.fori_loop(1, parts, lambda i, total: tree.add(total, part(i)), total)
+        return total, batch.mask.sum(dtype=jnp.result_type(float))
 
     def outputs(self, params: PyTree, x: Any, key: Array) -> Any:
         """The model's outputs in training mode."""

@@ -19,7 +19,7 @@ from fedda.errors import InputError
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=("x", "y", "start", "count"),
-    meta_fields=("max_count",),
+    meta_fields=("max_count", "num_clients"),
 )
 @dataclass(frozen=True)
 class Shards:
@@ -30,10 +30,7 @@ class Shards:
     start: Array  # the row of each client's first example
     count: Array
     max_count: int  # of the whole federation: the only size that is known while compiling
-
-    @property
-    def num_clients(self) -> int:
-        return int(self.count.shape[0])
+    num_clients: int  # of the whole federation, also in a single shard
 
     def shard(self, client: Array | int) -> "Shards":
         """One client's view; an id past the last is an absent client, with no examples."""
@@ -77,6 +74,7 @@ def from_clients(clients: Iterable[tuple[Any, Any]]) -> Shards:
         start=jnp.asarray(np.concatenate([[0], np.cumsum(count)[:-1]]).astype(np.int32)),
         count=jnp.asarray(count),
         max_count=int(count.max()),
+        num_clients=len(pairs),
     )
 
 
