@@ -102,7 +102,7 @@ def play(algorithm, hp=None, shards=None, cohorts=COHORTS, seed=0, rounds=ROUNDS
     key = random.key(seed)
     run = simulate.begin(algorithm, MODEL, False, hp, key, shards.count)
     run, _ = simulate.segment(
-        algorithm, TASK, layout, False, hp, run, shards, key, cohorts, 0, rounds
+        algorithm, TASK, layout, False, hp, run, shards, key, cohorts, None, 0, rounds
     )
     return run
 
@@ -228,6 +228,8 @@ def test_the_docstring_counts_the_models_sent(variant):
     text = algorithms.module_of(variant.name).__doc__
     stated = [(int(down), int(up)) for down, up in re.findall(r"(\d+) down, (\d+) up", text)]
     assert tuple(models.astype(int)) in stated
+    if not variant.chosen:
+        assert tuple(models.astype(int)) == algorithms.communication(variant.name)
     assert (models % 1 < 0.01).all()
 
 
@@ -334,7 +336,7 @@ def test_the_order_of_batches_depends_on_the_seed(variant):
         run = simulate.begin(algorithm, MODEL, False, hp, random.key(0), shards.count)
         key = random.key(seed)
         return simulate.segment(
-            algorithm, TASK, PLAIN, False, hp, run, shards, key, COHORTS, 0, ROUNDS
+            algorithm, TASK, PLAIN, False, hp, run, shards, key, COHORTS, None, 0, ROUNDS
         )[0]
 
     assert differ(rounds(0).state.params, rounds(1).state.params)

@@ -51,7 +51,7 @@ def final_leaves(directory: Path) -> list[np.ndarray]:
     setup, hyper = api.prepare(
         resolved.algorithm, problem.model, problem.shards, problem.loss, **resolved.chosen
     )
-    like = simulate.empty_run(setup, api.traced(hyper, problem.model))
+    like = simulate.start(setup, api.traced(hyper, problem.model), [0])
     found, notes = Checkpoints(directory / "checkpoints").newest_whole(like, sys.maxsize)
     assert found is not None
     assert found.round == resolved.rounds

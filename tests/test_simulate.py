@@ -262,7 +262,7 @@ def test_the_last_rounds_take_one_step_with_all_data():
         cohorts[0] = draw_cohort(5, number, len(CLIENTS), 3)
         state, tally = simulate.segment(
             algorithm, task if number < ROUNDS - LAST else full, Layout(), False,
-            hp, state, shards, key, cohorts, number, 1,
+            hp, state, shards, key, cohorts, None, number, 1,
         )  # fmt: skip
         assert tally.rounds == 1
         losses.append(float(tally.loss))

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from fedda import algorithms, tree
 from fedda.cohort import Layout
+from fedda.core import Algorithm
 from fedda.data.shards import Shards, check_labels, check_shapes, checked_pair, from_clients
 from fedda.errors import InputError, unknown
 from fedda.losses import cross_entropy
@@ -88,6 +89,8 @@ def run_grid(
     if len(points) < 2:
         raise InputError(f"run_grid trains at least two runs, got {len(points)}. Use run for one.")
     setup, base = prepare(algorithm, model, clients, loss, **settings)
+    if setup.host_rounds is not None:
+        raise InputError("run_grid keeps client memory on the device; raise memory_gb to let it.")
     hypers = [
         algorithms.hyper(algorithm, setup.algorithm, base._asdict() | values)
         for values, _ in points
@@ -129,14 +132,16 @@ def prepare(
     eval_every: int = 10,
     chunk: int | None = None,
     devices: int = 1,
+    memory_gb: float = 4.0,
     **chosen: Any,
 ) -> tuple[Setup, Any]:
     """Checks everything a user gives, and returns what `train` needs.
 
     Every round, `cohort` clients do `local_work` mini-batch steps (or epochs) on batches of `batch`
     examples. `stabilise` is the number of rounds at the end (or, below 1, their share) in which a
-    client takes one step with the gradient of all its data. `chosen` holds hyper-parameters and
-    options of the algorithm.
+    client takes one step with the gradient of all its data. If what all clients keep would take
+    more than `memory_gb` on the device, it is kept on the host, for visited clients only. `chosen`
+    holds hyper-parameters and options of the algorithm.
     """
     record, hyper = algorithms.configure(algorithm, chosen)
     shards = clients if isinstance(clients, Shards) else from_clients(clients)
@@ -182,10 +187,30 @@ def prepare(
     task = Task(model, loss, Plan(batch, local_work, local_unit), tuple(metrics), reduction)
     mesh = Mesh(np.array(jax.devices()[:devices]), ("clients",)) if devices > 1 else None
     last_rounds = round(stabilise * rounds) if stabilise < 1 else int(stabilise)
+    host_rounds = _host_rounds(record, hyper, model, shards, cohort, memory_gb)
+    layout = Layout(chunk, mesh)
     setup = Setup(
-        record, task, shards, test, rounds, cohort, eval_every, last_rounds, Layout(chunk, mesh)
+        record, task, shards, test, rounds, cohort, eval_every, last_rounds, layout, host_rounds
     )
     return setup, hyper
+
+
+def _host_rounds(
+    algorithm: Algorithm, hyper: Any, model: Model, shards: Shards, cohort: int, memory_gb: float
+) -> int | None:
+    """For how many rounds the budget holds the memories of new cohorts; None: of everyone."""
+    if isinstance(memory_gb, bool) or not isinstance(memory_gb, Real) or not memory_gb > 0:
+        raise InputError(f"memory_gb must be a positive number, got {memory_gb!r}.")
+    params = jax.eval_shape(model.init, random.key(0))
+    one = tree.nbytes(jax.eval_shape(algorithm.memory, traced(hyper, model), params))
+    if one * shards.num_clients <= memory_gb * 1e9:
+        return None
+    if any(phase.everyone for phase in algorithm.phases):
+        raise InputError(
+            "this algorithm asks every client in every round, so all memories must fit on the "
+            f"device: set memory_gb to at least {one * shards.num_clients / 1e9:.3g}."
+        )
+    return max(1, int(memory_gb * 1e9 / (one * cohort)))
 
 
 def check_seed(seed: int) -> None:

@@ -47,20 +47,25 @@ class Checkpoints:
     def newest_whole(self, like: PyTree, min_bytes: int) -> tuple[Checkpoint | None, list[str]]:
         """The newest checkpoint that can be read, and a note on each that could not.
 
-        `like` has the structure and shapes of the run. Also passed over are checkpoints that
+        `like` has the structure and types of the run. Also passed over are checkpoints that
         promise more of the metrics file than its `min_bytes` whole bytes.
         """
-        shapes, structure = jax.tree.flatten(like)
-        target = {str(i): np.zeros(leaf.shape, leaf.dtype) for i, leaf in enumerate(shapes)}
+        wanted, structure = jax.tree.flatten(like)
         notes = []
         for number in sorted(self._manager.all_steps(), reverse=True):
             try:
                 found = self._manager.restore(
                     number,
                     args=ocp.args.Composite(
-                        run=ocp.args.StandardRestore(target), numbers=ocp.args.JsonRestore()
+                        run=ocp.args.StandardRestore(), numbers=ocp.args.JsonRestore()
                     ),
                 )
+                leaves = [np.asarray(found.run[str(i)]) for i in range(len(wanted))]
+                for leaf, other in zip(leaves, wanted, strict=True):
+                    if (leaf.dtype, leaf.shape[1:]) != (other.dtype, other.shape[1:]):
+                        raise ValueError(
+                            f"got {leaf.dtype}{leaf.shape} for {other.dtype}{other.shape}"
+                        )
             except Exception as error:  # Orbax raises many kinds, all of which mean damage here
                 reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
                 notes.append(f"passed over the damaged checkpoint of round {number} ({reason})")
@@ -70,7 +75,6 @@ class Checkpoints:
                     f"passed over the checkpoint of round {number}: metrics.jsonl is shorter"
                 )
                 continue
-            leaves = [found.run[str(i)] for i in range(len(shapes))]
             run = jax.tree.unflatten(structure, leaves)
             return Checkpoint(number, run, found.numbers), notes
         return None, notes

@@ -162,9 +162,11 @@ def algorithms_command(
     if name is None:
         listing = Table(box=box.SIMPLE)
         listing.add_column("name", no_wrap=True)
+        listing.add_column("models\ndown/up", justify="center")
         listing.add_column("what it is")
-        for each in algorithms.names():
-            listing.add_row(each, escape(algorithms.makers()[each].__doc__ or ""))
+        for each, make in algorithms.makers().items():
+            down, up = algorithms.communication(each)
+            listing.add_row(each, f"{down}/{up}", escape(make.__doc__ or ""))
         out.print(listing)
         return
     known = algorithms.options(name)

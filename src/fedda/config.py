@@ -35,6 +35,9 @@ class Config:
     seed: int = 0
     chunk: int = 0  # clients worked on together; 0: the whole cohort
     devices: int = 1
+    memory_gb: float = (
+        4.0  # on the device, for what clients keep; beyond it they keep it on the host
+    )
     chosen: Mapping[str, Any] = field(default_factory=dict)
 
     def flat(self) -> dict[str, Any]:

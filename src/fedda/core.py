@@ -97,13 +97,15 @@ def one_round(
     shards: Any,
     cohort: Array,
     key: Array,
+    slots: Array | None = None,
 ) -> tuple[Any, PyTree, RoundInfo]:
     """Runs every phase of one round.
 
     `sum_over_clients(work, shared, own)` maps `work(shared, one client's own)` over the leading
     axis of `own` and returns the sum of the first results and the stack of the second: how that is
     laid out over chunks and devices is the simulator's business. Keys are folded by phase and
-    client id, never by position.
+    client id, never by position. `slots` are the rows of `memory` that belong to the cohort, if
+    they are not simply the clients' ids.
     """
     before, usable = state, jnp.asarray(True)
     seen, nonfinite = Seen(jnp.zeros(()), jnp.zeros(())), jnp.int32(0)
@@ -111,18 +113,19 @@ def one_round(
     for number, phase in enumerate(algorithm.phases):
         clients = jnp.arange(shards.num_clients) if phase.everyone else cohort
         shared = (hp, phase.send(hp, state), shards, fold_in(key, number))
-        old = tree.take(memory, clients)
+        rows = clients if slots is None or phase.everyone else slots
+        old = tree.take(memory, rows)
         total, new = sum_over_clients(partial(_contribute, phase, task), shared, (clients, old))
-        memory = tree.put(memory, clients, new)
-        visits.append((clients, old))
+        memory = tree.put(memory, rows, new)
+        visits.append((rows, old))
         state = phase.merge(hp, state, total.upload)
         usable &= (total.counted > 0) & tree.all_finite((total.upload, state))
         seen = tree.add(seen, total.seen)
         nonfinite += total.nonfinite
     # A round whose sum is unusable never happened: neither for the server nor for its clients.
     state = tree.where(usable, state, before)
-    for clients, old in reversed(visits):
-        memory = tree.put(memory, clients, tree.where(usable, tree.take(memory, clients), old))
+    for rows, old in reversed(visits):
+        memory = tree.put(memory, rows, tree.where(usable, tree.take(memory, rows), old))
     return state, memory, RoundInfo(seen, nonfinite, (~usable).astype("int32"))
 
 

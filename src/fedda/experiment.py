@@ -102,6 +102,7 @@ def _prepare(config: Config) -> tuple[tasks.Problem, simulate.Setup, Any]:
         eval_every=config.eval_every,
         chunk=config.chunk or None,
         devices=config.devices,
+        memory_gb=config.memory_gb,
         **config.chosen,
     )
     api.check_seed(config.seed)
@@ -128,7 +129,9 @@ def _run(
         written = read_rows(log_path)
         if written.rest:
             notes.append("cut metrics.jsonl after its last whole line")
-        found, damaged = checkpoints.newest_whole(simulate.empty_run(setup, hp), written.size)
+        found, damaged = checkpoints.newest_whole(
+            simulate.start(setup, hp, [config.seed]), written.size
+        )
         notes += damaged
         size = 0
         if found is not None:

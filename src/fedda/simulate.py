@@ -14,6 +14,7 @@ from fedda import core, tree
 from fedda.cohort import Layout, draw_cohort, sum_over_clients
 from fedda.core import Algorithm
 from fedda.data.shards import Shards
+from fedda.memory import HostMemory
 from fedda.models import Model
 from fedda.task import Plan, Task
 from fedda.tree import PyTree
@@ -34,13 +35,16 @@ class Setup(NamedTuple):
     eval_every: int
     stabilise: int  # of the rounds, how many at the end take one full-batch step instead
     layout: Layout = Layout()
+    host_rounds: int | None = (
+        None  # keep client memory on the host, and fetch it for so many rounds
+    )
 
 
 class Run(NamedTuple):
     """Everything that changes during a run: one pytree, which is what a checkpoint holds."""
 
     state: Any
-    memory: PyTree
+    memory: PyTree  # a row for each client, or a HostMemory
     nonfinite: Array
     skipped: Array
 
@@ -88,12 +92,18 @@ def segment(
     shards: Shards,
     key: Array,
     cohorts: Array,
+    slots: Array | None,
     first: Array,
     rounds: Array,
 ) -> tuple[Run, Tally]:
-    """Rounds `first` to `first + rounds`: one program for any number of them, for any `hp`."""
+    """Rounds `first` to `first + rounds`: one program for any number of them, for any `hp`.
 
-    def one(hp: Any, run: Run, key: Array, cohorts: Array) -> tuple[Run, Tally]:
+    `slots` are the rows of the memory that belong to the cohorts, if these are not their ids.
+    """
+
+    def one(
+        hp: Any, run: Run, key: Array, cohorts: Array, slots: Array | None
+    ) -> tuple[Run, Tally]:
         def body(number: Array, loop: tuple[Run, Tally]) -> tuple[Run, Tally]:
             run, tally = loop
             state, memory, info = core.one_round(
@@ -106,6 +116,7 @@ def segment(
                 shards,
                 cohorts[number],
                 random.fold_in(random.fold_in(key, 1), first + number),
+                None if slots is None else slots[number],
             )
             loss = info.seen.loss / jnp.maximum(info.seen.examples, 1)
             heard = jnp.minimum(info.seen.examples, 1)
@@ -117,7 +128,7 @@ def segment(
         tally = Tally(jnp.zeros(()), jnp.zeros(()))
         return lax.fori_loop(0, rounds, body, (run, tally))
 
-    return (jax.vmap(one) if together else one)(hp, run, key, cohorts)
+    return (jax.vmap(one) if together else one)(hp, run, key, cohorts, slots)
 
 
 @partial(jax.jit, static_argnames=("task", "together"))
@@ -139,14 +150,16 @@ def train(
     """
     algorithm, task, shards, layout = setup.algorithm, setup.task, setup.shards, setup.layout
     together = len(seeds) > 1
-    keys = [random.key(seed) for seed in seeds]
-    key = jnp.stack(keys) if together else keys[0]
+    key = _keys(seeds)
     fresh = run is None
     if run is None:
-        run = begin(algorithm, task.model, together, hp, key, shards.count)
+        run = start(setup, hp, seeds)
     if layout.mesh is not None:  # placed once: else every segment would move and recompile
         everywhere = NamedSharding(layout.mesh, PartitionSpec())
-        hp, key, shards, run = jax.device_put((hp, key, shards, run), everywhere)
+        hp, key, shards, state, table = jax.device_put(
+            (hp, key, shards, run.state, () if setup.host_rounds else run.memory), everywhere
+        )
+        run = run._replace(state=state, memory=run.memory if setup.host_rounds else table)
     one = (hp, run.state.params)
     if together:
         one = tree.take(one, jnp.asarray(0))
@@ -170,37 +183,71 @@ def train(
     while first < setup.rounds:
         last = min(first - first % setup.eval_every + setup.eval_every, setup.rounds)
         tally = None
-        for begin_round, end_round, part in (
-            (first, min(last, switch), task),
-            (max(first, switch), last, full_task),
-        ):
-            if begin_round >= end_round:
-                continue
+        for begin_round, end_round in _spans(first, last, switch, setup.host_rounds):
             cohorts = np.zeros((len(seeds), setup.eval_every, setup.cohort), np.int32)
             for i, seed in enumerate(seeds):
                 for number in range(begin_round, end_round):
                     cohorts[i, number - begin_round] = draw_cohort(
                         seed, number, shards.num_clients, setup.cohort
                     )
-            run, more = segment(
+            chosen = cohorts if together else cohorts[0]
+            visited, table, slots = None, run.memory, None
+            if setup.host_rounds is not None:
+                visited, table, slots = _fetch(run, chosen, end_round - begin_round, setup)
+            new, more = segment(
                 algorithm,
-                part,
+                task if begin_round < switch else full_task,
                 layout,
                 together,
                 hp,
-                run,
+                run._replace(memory=table),
                 shards,
                 key,
-                cohorts if together else cohorts[0],
+                chosen,
+                slots,
                 begin_round,
                 end_round - begin_round,
             )
+            if visited is not None:
+                run.memory.put(visited, jax.device_get(new.memory))
+                new = new._replace(memory=run.memory)
+            run = new
             tally = more if tally is None else tree.add(tally, more)
         yield Evaluation(last, row(last, run, tally), run)
         first = last
 
 
-def empty_run(setup: Setup, hp: Any) -> Run:
-    """The shapes of a run, for reading one back."""
-    begin_one = partial(begin, setup.algorithm, setup.task.model, False)
-    return jax.eval_shape(begin_one, hp, random.key(0), setup.shards.count)
+def start(setup: Setup, hp: Any, seeds: Sequence[int]) -> Run:
+    """A run, or several, before the first round."""
+    count = setup.shards.count
+    if setup.host_rounds is None:
+        return begin(setup.algorithm, setup.task.model, len(seeds) > 1, hp, _keys(seeds), count)
+    run = begin(setup.algorithm, setup.task.model, False, hp, _keys(seeds), count[:0])
+    return run._replace(memory=HostMemory(setup.algorithm.memory(hp, run.state.params)))
+
+
+def _keys(seeds: Sequence[int]) -> Array:
+    keys = [random.key(seed) for seed in seeds]
+    return jnp.stack(keys) if len(seeds) > 1 else keys[0]
+
+
+def _spans(first: int, last: int, switch: int, longest: int | None) -> Iterator[tuple[int, int]]:
+    """Cuts the rounds from `first` to `last` at the switch to full batches, and not too long."""
+    while first < last:
+        end = min(last, first + (longest or last))
+        if first < switch:
+            end = min(end, switch)
+        yield first, end
+        first = end
+
+
+def _fetch(
+    run: Run, cohorts: np.ndarray, rounds: int, setup: Setup
+) -> tuple[np.ndarray, PyTree, np.ndarray]:
+    """The clients of these cohorts, a table of their memories, and the cohorts' rows in it."""
+    assert setup.host_rounds is not None
+    visited = np.unique(cohorts[:rounds])
+    room = min(setup.host_rounds, setup.eval_every) * setup.cohort  # one size, one compilation
+    table = run.memory.take(np.resize(visited, room))
+    slots = np.searchsorted(visited, cohorts).astype(np.int32)
+    return visited, table, np.minimum(slots, room - 1)

@@ -9,6 +9,7 @@ import importlib
 import inspect
 import math
 import pkgutil
+import re
 import typing
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -54,6 +55,17 @@ def reductions() -> list[Reduction]:
 def module_of(name: str) -> ModuleType:
     """The module that holds an algorithm; its docstring holds the equations."""
     return next(module for module in modules() if name in module.variants)
+
+
+def communication(name: str) -> tuple[int, int]:
+    """The models sent down and up in a round, as the docstring says; the tests count them."""
+    text = " ".join(
+        (module_of(name).__doc__ or "").partition("Communication, in models:")[2].split()
+    )
+    for down, up, variants in re.findall(r"(\d+) down, (\d+) up(?: \(([^)]*)\))?", text):
+        if not variants or name in variants.split(", "):
+            return int(down), int(up)
+    raise LookupError(f"the docstring of {name} does not say what it communicates")
 
 
 def options(name: str) -> dict[str, tuple[str, ...]]:

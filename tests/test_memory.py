@@ -1,0 +1,168 @@
+"""Client memory on the host: the same results, and room only for what was visited and touched."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedda
+from fedda import algorithms, api, config, experiment, simulate, tree
+from fedda.data.shards import Shards
+from fedda.errors import InputError
+from fedda.losses import squared_error
+from fedda.memory import HostMemory
+
+BLANK = {"c": jnp.zeros((5, 2)), "started": jnp.asarray(False), "rate": jnp.ones(())}
+
+
+def memories(seed: int, count: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {
+        "c": rng.normal(size=(count, 5, 2)).astype(np.float32),
+        "started": np.ones(count, bool),
+        "rate": rng.normal(size=count).astype(np.float32),
+    }
+
+
+def assert_equal(ours, theirs):
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+def test_what_is_put_is_taken_and_strangers_are_blank():
+    host = HostMemory(BLANK)
+    kept = memories(0, 3)
+    host.put(np.array([7, 2, 900_000]), kept)
+    assert_equal(host.take(np.array([2, 900_000, 7])), tree.take(kept, np.array([1, 2, 0])))
+    assert_equal(host.take(np.array([3])), jax.tree.map(lambda leaf: leaf[None], BLANK))
+    assert len(host) == 3
+
+
+def test_a_later_visit_replaces_all_of_an_earlier_one():
+    host = HostMemory(BLANK)
+    host.put(np.array([4]), memories(0, 1))
+    host.put(np.array([4]), jax.tree.map(lambda leaf: np.asarray(leaf)[None], BLANK))
+    assert_equal(host.take(np.array([4])), jax.tree.map(lambda leaf: leaf[None], BLANK))
+
+
+def test_only_touched_rows_are_stored():
+    host = HostMemory({"words": jnp.zeros((10_000, 50))})
+    table = np.zeros((1, 10_000, 50), np.float32)
+    table[0, [3, 77, 9_000]] = 1.0
+    host.put(np.array([0]), {"words": table})
+    assert host.nbytes == 3 * (50 * 4 + 4), "three rows of 50 numbers, and which rows they are"
+    assert_equal(host.take(np.array([0])), {"words": table})
+
+
+def test_it_is_a_pytree_of_arrays_and_comes_back_from_them():
+    host = HostMemory(BLANK)
+    host.put(np.array([7, 2]), memories(1, 2))
+    host.put(np.array([5]), jax.tree.map(lambda leaf: np.asarray(leaf)[None], BLANK))
+    leaves, structure = jax.tree.flatten(host)
+    again = jax.tree.unflatten(structure, [leaf.copy() for leaf in leaves])
+    everyone = np.array([2, 5, 7, 8])
+    assert_equal(again.take(everyone), host.take(everyone))
+    assert len(again) == 3
+    assert len(jax.tree.leaves(HostMemory(BLANK))) == len(leaves)
+
+
+MODEL = fedda.Model(
+    lambda key: {"w": jax.random.normal(key, (3, 2))}, lambda params, x: x @ params["w"]
+)
+
+
+def remembering() -> list[str]:
+    """The algorithms whose clients keep something, under some option."""
+    params = {"w": jnp.zeros((3, 2))}
+    found = []
+    for name in algorithms.names():
+        for option, values in {"": [""], **algorithms.options(name)}.items():
+            for value in values:
+                chosen = {option: value} if option else {}
+                record = algorithms.get(name, **chosen)
+                if jax.tree.leaves(record.memory(record.Hyper(), params)):
+                    found.append((name, tuple(chosen.items())))
+    return found
+
+
+def clients():
+    rng = np.random.default_rng(3)
+    sizes = (4, 1, 9, 0, 6, 3, 2, 5)
+    return [
+        (rng.normal(size=(size, 3)).astype("f"), rng.normal(size=(size, 2)).astype("f"))
+        for size in sizes
+    ]
+
+
+@pytest.mark.parametrize(("name", "chosen"), remembering(), ids=str)
+def test_host_and_device_agree_bit_for_bit(name, chosen):
+    def run(memory_gb):
+        settings = {"rounds": 11, "cohort": 3, "eval_every": 4, "batch": 3, "stabilise": 2}
+        return fedda.run(
+            name, MODEL, clients(), squared_error, memory_gb=memory_gb, **settings, **dict(chosen)
+        )
+
+    device, host = run(4.0), run(1e-9)
+    assert_equal(host.state, device.state)
+    assert host.history == device.history or all(
+        str(ours) == str(theirs) for ours, theirs in zip(host.history, device.history, strict=True)
+    )
+
+
+def test_a_population_of_stackoverflows_size_needs_room_for_the_visited_only():
+    """342,477 clients, 15,000 visits: dense, the device's table would take 342,477 times c_i."""
+    population, rounds, cohort = 342_477, 1_500, 10
+    words, tags, length = 2_000, 4, 3
+    rng = np.random.default_rng(0)
+
+    def apply(params, x):  # a bag of a few words: only their rows have a gradient
+        return params["w"][x].mean(1)
+
+    model = fedda.Model(lambda key: {"w": jnp.zeros((words, tags))}, apply)
+    ids = jnp.arange(population, dtype=jnp.int32)
+    shards = Shards(
+        x=jnp.asarray(rng.integers(0, words, (population, length)), jnp.int32),
+        y=jnp.asarray(rng.normal(size=(population, tags)), jnp.float32),
+        start=ids,
+        count=jnp.ones_like(ids),
+        max_count=1,
+        num_clients=population,
+    )
+    setup, hyper = api.prepare(
+        "scaffold", model, shards, squared_error,
+        rounds=rounds, cohort=cohort, batch=1, local_work=1, eval_every=50, memory_gb=0.05,
+    )  # fmt: skip
+    assert setup.host_rounds is not None
+    for evaluation in simulate.train(setup, api.traced(hyper, model), [0]):
+        memory = evaluation.run.memory
+    visited = len(memory)
+    assert 0.97 * rounds * cohort < visited <= rounds * cohort, "few clients come twice"
+    at_most = visited * length * (tags * 4 + 4)
+    assert 0.9 * at_most < memory.nbytes <= at_most, "three words each, hardly ever the same twice"
+
+
+def test_checkpoints_hold_it(tmp_path):
+    settings = {
+        "algorithm": "scaffold", "model": "linear", "clients": 12, "cohort": 3, "rounds": 12,
+        "eval_every": 2, "checkpoint_every": 1, "memory_gb": 1e-6,
+    }  # fmt: skip
+    whole = experiment.run(config.resolve(settings), tmp_path / "whole")
+    experiment.run(config.resolve(settings), tmp_path / "cut")
+    for number in (10, 12):  # as if it had been killed in round 9
+        for path in sorted(
+            (tmp_path / "cut" / "checkpoints" / str(number)).rglob("*"), reverse=True
+        ):
+            path.unlink() if path.is_file() else path.rmdir()
+        (tmp_path / "cut" / "checkpoints" / str(number)).rmdir()
+    resumed = experiment.resume(tmp_path / "cut")
+    assert resumed.notes[-1] == "continued from round 8"
+    assert_equal(resumed.result.state, whole.result.state)
+
+
+def test_grids_and_algorithms_that_ask_everyone_need_the_device():
+    with pytest.raises(InputError, match="run_grid keeps client memory on the device"):
+        fedda.run_grid(
+            "scaffold", MODEL, clients(), squared_error,
+            grid={"client_lr": [0.1, 0.2]}, cohort=2, memory_gb=1e-9,
+        )  # fmt: skip
+    with pytest.raises(InputError, match="memory_gb must be a positive number, got 0"):
+        fedda.run("scaffold", MODEL, clients(), squared_error, cohort=2, memory_gb=0)
