@@ -5,7 +5,7 @@
 The rule: of every grid the point with the lowest training loss, averaged over the last 100 rounds
 and over the seeds. The test set is not looked at. Every algorithm has 36 points, taken from the
 paper's grids, and the same seeds, which are not those of `fedda compare`. A choice at the end of a
-grid is marked as such. Writes src/fedda/presets/digits.toml.
+grid is marked as such. Writes src/fedda/presets/digits-mlp.toml.
 """
 
 import math
@@ -63,7 +63,7 @@ def tune(name: str, grid: dict[str, list[float]]) -> tuple[dict[str, float], flo
 
 
 def main() -> None:
-    path = Path(fedda.__file__).parent / "presets" / "digits.toml"
+    path = Path(fedda.__file__).parent / "presets" / "digits-mlp.toml"
     lines = [
         "# Written by benchmarks/tune_digits.py: of 36 points for every algorithm, the one with",
         f"# the lowest training loss over the last {AVERAGED} of {ROUNDS} rounds, mean of seeds",

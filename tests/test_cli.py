@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -41,7 +42,7 @@ def test_compare_prints_a_table_and_writes_a_report(fedda, tmp_path: Path):
     assert code == 0
     for name in cli.COMPARED:
         assert re.search(rf"^ *{name} ", out, re.MULTILINE), "full names at 80 columns"
-        assert f"{name}, seed 1: round 4/4  loss " in err
+        assert f"{name}, seed 1: round 4/4 loss " in err
     assert "…" not in out
     assert max(map(len, out.splitlines())) <= 80
     for name in ("report.html", "table.md", "metric.png", "metric.pdf"):
@@ -73,10 +74,36 @@ def test_run_with_a_file_and_json(fedda, tmp_path: Path):
     assert "continued from round 4" in err
 
 
+def test_an_interrupted_compare_is_finished_by_the_same_command(fedda, tmp_path: Path):
+    words = ["fedavg", "fedprox", *QUICK, "-q", "--out", "cmp"]
+    fedda("compare", *words)
+    whole = (tmp_path / "cmp/fedavg-seed0/metrics.jsonl").read_bytes()
+    before = (tmp_path / "cmp/fedavg-seed0/summary.json").stat().st_mtime_ns
+    shutil.rmtree(tmp_path / "cmp/fedprox-seed0")
+    code, out, _ = fedda("compare", *words)
+    assert code == 0
+    assert "fedprox" in out
+    assert (tmp_path / "cmp/fedavg-seed0/metrics.jsonl").read_bytes() == whole
+    assert (tmp_path / "cmp/fedavg-seed0/summary.json").stat().st_mtime_ns == before
+    code, _, err = fedda("compare", *words, "rounds=5")
+    assert code == 2
+    assert "is a run with rounds = 4, got 5" in err
+
+
+def test_a_narrow_terminal_shortens_no_number(fedda, monkeypatch: pytest.MonkeyPatch):
+    fedda("run", *QUICK, "-q", "--out", "one")
+    monkeypatch.setenv("COLUMNS", "40")
+    _, out, _ = fedda("report", "one")
+    assert "fedda-sgdm" in out
+    assert "…" not in out
+
+
 def test_compare_json(fedda):
     code, out, err = fedda("compare", "fedavg", *QUICK, "--json", "--quiet", "--out", "cmp")
     assert code == 0
-    assert [run["algorithm"] for run in json.loads(out)["runs"]] == ["fedavg"]
+    printed = json.loads(out)
+    assert [run["algorithm"] for run in printed["runs"]] == ["fedavg"]
+    assert printed["table"][0]["final"][0] == printed["runs"][0]["final"]["accuracy"]
     assert err.splitlines() == ["Report: cmp/report.html"]
 
 
@@ -129,6 +156,14 @@ def test_data(fedda, tmp_path: Path):
         (["run", "--resume", "."], "is not a run directory"),
         (["compare", "fedavgg"], "unknown algorithm 'fedavgg'. Did you mean fedavg"),
         (["compare", "algorithm=fedavg"], "compare takes algorithms by name"),
+        (["compare", "fedavg", "mu=1"], "unknown setting 'mu'"),
+        (["compare", "seed=x"], "seed must be a whole number, got 'x'"),
+        (["compare", "fedavg", "--all"], "give names of algorithms or --all"),
+        (["run", "checkpoint_every=0"], "checkpoint_every must be at least 1"),
+        (["run", "partition_seed=-1"], "partition_seed must be at least 0"),
+        (["run", "--resume", "a", "--out", "b"], "--resume continues in its own directory"),
+        (["run", "--out", "/proc/none"], "/proc/none"),
+        (["data", "show", "digits", "--picture", "a.xyz"], "must be a .png or .pdf file"),
         (["compare", "epz=1"], "unknown setting 'epz'. Did you mean eps"),
         (["report", "."], "holds no metrics.jsonl"),
         (["algorithms", "fedadam"], "unknown algorithm 'fedadam'. Did you mean"),
@@ -138,7 +173,7 @@ def test_data(fedda, tmp_path: Path):
 def test_wrong_input_is_a_message(fedda, tmp_path: Path, words: list[str], message: str):
     code, out, err = fedda(*words)
     assert code == 2
-    assert out == ""
+    assert out == "" or words[0] == "data"
     assert message in err
     assert "Traceback" not in err
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
@@ -155,7 +190,7 @@ def test_on_a_terminal_there_is_a_bar_and_ctrl_c_says_how_to_go_on(tmp_path: Pat
         stdin=worker,
         stdout=worker,
         stderr=worker,
-        env=os.environ | {"TERM": "xterm", "COLUMNS": "100"},
+        env=os.environ | {"TERM": "xterm", "COLUMNS": "80"},
     )
     os.close(worker)
     shown = b""
@@ -173,7 +208,8 @@ def test_on_a_terminal_there_is_a_bar_and_ctrl_c_says_how_to_go_on(tmp_path: Pat
     os.close(main)
     assert process.wait(10) == 130
     text = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", shown).decode()
-    assert re.search(r"fedda-sgdm .*/100000 loss [0-9.]+ +accuracy [0-9.]+ +[0-9]+ rounds/s", text)
+    told = r"/100000 loss [-0-9.e]+ accuracy [0-9.]+ [0-9]+ rounds/s +[0-9]+:[0-9]+"
+    assert re.search(r"fedda-sgdm .*" + told, text), "round, loss, metric, pace and time left"
     assert "Continue with: fedda run --resume long" in text
     assert "Traceback" not in text
     assert (tmp_path / "long" / "checkpoints").exists()

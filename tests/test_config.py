@@ -10,13 +10,15 @@ from fedda.errors import InputError
 
 
 def test_files_and_words_override_presets_which_override_defaults():
-    tuned = config.preset("digits")["fedda-adam"]
+    tuned = config.preset("digits", "mlp")["fedda-adam"]
     resolved = config.resolve({"algorithm": "fedda-adam", "beta2": 0.5})
     assert resolved.chosen["client_lr"] == tuned["client_lr"]
     assert resolved.chosen["beta2"] == 0.5
     assert resolved.chosen["beta1"] == 0.9
     assert resolved.chosen["bias"] == "rounds"
     assert config.resolve({"client_lr": 7.0}).chosen["client_lr"] == 7.0
+    untuned = config.resolve({"algorithm": "fedda-adam", "model": "cnn"})
+    assert untuned.chosen["client_lr"] == 0.1, "what was tuned for one model is not for another"
 
 
 @pytest.mark.parametrize("name", algorithms.names())
@@ -59,6 +61,13 @@ def test_words():
         ({"rounds": True}, "rounds must be a whole number, got True"),
         ({"task": 3}, "task must be text, got 3"),
         ({"stabilise": "some"}, "stabilise must be a number, got 'some'"),
+        ({"checkpoint_every": 0}, "checkpoint_every must be at least 1, got 0"),
+        ({"partition_seed": -1}, "partition_seed must be at least 0, got -1"),
+        (
+            {"beta1": 1 - 1e-12},
+            r"beta1 .* must be a number in \[0, 1\), got .* which is 1 in float32",
+        ),
+        ({"client_lr": 1e-50}, "client_lr .* must be a positive number, got 1e-50, which is 0"),
         ({"client_lr": -1}, "client_lr of fedda-sgdm must be a positive number, got -1"),
         ({"client_lr": float("nan")}, "client_lr of fedda-sgdm must be a positive number, got nan"),
         ({"beta1": 1}, r"beta1 of fedda-sgdm must be a number in \[0, 1\), got 1"),

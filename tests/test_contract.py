@@ -100,7 +100,7 @@ def play(algorithm, hp=None, shards=None, cohorts=COHORTS, seed=0, rounds=ROUNDS
     shards = federation() if shards is None else shards
     hp = api.traced(algorithm.Hyper() if hp is None else hp, MODEL)
     key = random.key(seed)
-    run = simulate.begin(algorithm, MODEL, False, hp, key, shards.count)
+    run = simulate.begin(algorithm, MODEL, False, shards.num_clients, hp, key)
     run, _ = simulate.segment(
         algorithm, TASK, layout, False, hp, run, shards, key, cohorts, None, 0, rounds
     )
@@ -258,7 +258,7 @@ def assert_a_round_keeps_types(algorithm, model):
     task = TASK._replace(model=model)
 
     def begin(hp):
-        run = simulate.begin(algorithm, model, False, hp, random.key(0), shards.count)
+        run = simulate.begin(algorithm, model, False, shards.num_clients, hp, random.key(0))
         return run.state, run.memory
 
     def one_round(hp, state, memory):
@@ -333,7 +333,7 @@ def test_the_order_of_batches_depends_on_the_seed(variant):
     hp = api.traced(algorithm.Hyper(), MODEL)
 
     def rounds(seed):
-        run = simulate.begin(algorithm, MODEL, False, hp, random.key(0), shards.count)
+        run = simulate.begin(algorithm, MODEL, False, shards.num_clients, hp, random.key(0))
         key = random.key(seed)
         return simulate.segment(
             algorithm, TASK, PLAIN, False, hp, run, shards, key, COHORTS, None, 0, ROUNDS
@@ -581,7 +581,7 @@ def ledger_round(layout, hp, state, memory, shards, cohort, key):
 
 def ledger_start(gain=1.0):
     hp = LedgerHyper(jnp.asarray(gain))
-    run = simulate.begin(LEDGER, MODEL, False, hp, random.key(0), labelled().count)
+    run = simulate.begin(LEDGER, MODEL, False, labelled().num_clients, hp, random.key(0))
     return hp, run.state, run.memory
 
 

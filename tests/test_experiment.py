@@ -118,7 +118,7 @@ def test_kill_at_any_moment_and_resume(tmp_path: Path):
     seed = random.randrange(10**6)
     rng = random.Random(seed)
     print(f"moments drawn with seed {seed}")
-    settings = SMALL | {"rounds": 60, "eval_every": 1}
+    settings = SMALL | {"rounds": 60, "eval_every": 1, "checkpoint_every": rng.choice([1, 3])}
     words = [f"{key}={value}" for key, value in settings.items()]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert start(whole, *words, "--out", str(whole)).wait() == 0
@@ -141,9 +141,11 @@ def test_kill_at_any_moment_and_resume(tmp_path: Path):
 
 
 def test_resume_of_a_finished_run_changes_nothing(copy: Path, finished: Path):
+    summary = (copy / "summary.json").read_bytes()
     outcome = experiment.resume(copy)
     assert outcome.notes == ["continued from round 12"]
     assert_same_end(copy, finished)
+    assert (copy / "summary.json").read_bytes() == summary, "it names the versions that did it"
 
 
 def test_a_damaged_checkpoint_is_passed_over_and_it_is_said(copy: Path, finished: Path):
@@ -179,10 +181,12 @@ def test_without_any_whole_checkpoint_the_run_starts_again(copy: Path, finished:
 
 def test_resume_refuses_another_configuration(copy: Path):
     before = (copy / "metrics.jsonl").read_bytes()
-    with pytest.raises(InputError, match=r"is a run with client_lr = 0\.3, got 0\.5"):
+    with pytest.raises(InputError, match=r"is a run with client_lr = 0\.1, got 0\.5"):
         experiment.resume(copy, {"client_lr": 0.5})
     with pytest.raises(InputError, match=r"is a run with rounds = 12, got 13"):
         experiment.resume(copy, {"rounds": 13})
+    with pytest.raises(InputError, match=r"is a run with algorithm = 'fedda-adam', got 'fedavg'"):
+        experiment.resume(copy, {"algorithm": "fedavg"})
     assert experiment.resume(copy, {"rounds": 12}).notes == ["continued from round 12"]
     assert (copy / "metrics.jsonl").read_bytes() == before
 
@@ -195,6 +199,12 @@ def test_resume_refuses_what_is_not_a_run(tmp_path: Path):
 def test_a_new_run_never_overwrites(finished: Path):
     with pytest.raises(InputError, match=r"is not empty.*--resume"):
         experiment.run(config.resolve(SMALL), finished)
+
+
+def test_a_kill_in_the_first_moment_is_no_dead_end(tmp_path: Path):
+    (tmp_path / ".config.toml.123").touch()
+    experiment.run(config.resolve(SMALL | {"rounds": 1, "stabilise": 0}), tmp_path)
+    assert (tmp_path / "summary.json").exists()
 
 
 def test_a_refused_run_leaves_nothing_behind(tmp_path: Path):

@@ -233,7 +233,7 @@ def test_rows_come_at_every_evaluation():
 
 
 def test_without_a_test_set():
-    result, tested = run(test=None), run()
+    result, tested = run(test=None, metrics=()), run()
     assert_same(result.state, tested.state)
     for row, other in zip(result.history, tested.history, strict=True):
         assert set(other) - set(row) == {"loss", "first_error"}
@@ -255,7 +255,7 @@ def test_the_last_rounds_take_one_step_with_all_data():
     shards = from_clients(CLIENTS)
     task = Task(MODEL, squared_error, Plan(2, 3), (first_error,))
     full = task._replace(plan=Plan(2, 1, "full"))
-    state = simulate.begin(algorithm, MODEL, False, hp, key, shards.count)
+    state = simulate.begin(algorithm, MODEL, False, shards.num_clients, hp, key)
     losses = []
     for number in range(ROUNDS):
         cohorts = np.zeros((EVERY, 3), np.int32)

@@ -1,12 +1,13 @@
 """Federated optimisation that is right, fast and deployable."""
 
 from fedda import algorithms, losses, models
-from fedda.api import Result, run, run_grid
+from fedda.api import GridPoint, Result, run, run_grid
 from fedda.core import Algorithm, Phase
 from fedda.models import Model
 
 __all__ = [
     "Algorithm",
+    "GridPoint",
     "Model",
     "Phase",
     "Result",

@@ -1,5 +1,6 @@
 """The library's front door: `run` and `run_grid`, and the checks of everything a user gives."""
 
+import inspect
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
@@ -18,7 +19,7 @@ from fedda.data.shards import Shards, check_labels, check_shapes, checked_pair, 
 from fedda.errors import InputError, unknown
 from fedda.losses import cross_entropy
 from fedda.models import Model
-from fedda.simulate import Row, Setup, train
+from fedda.simulate import TOTALS, Row, Setup, train
 from fedda.task import ExampleWise, Plan, Task
 from fedda.tree import PyTree
 
@@ -41,7 +42,7 @@ class GridPoint(NamedTuple):
 
 
 def run(
-    algorithm: str,
+    algorithm: str | Algorithm,
     model: Model,
     clients: Sequence[tuple[Any, Any]] | Shards,
     loss: ExampleWise,
@@ -52,8 +53,13 @@ def run(
 ) -> Result:
     """Trains `model` with a federated algorithm and returns its parameters and history.
 
-    `clients` holds one pair of arrays `(x, y)` for each client. `settings` are those of `prepare`
-    and the algorithm's own hyper-parameters and options (`fedda algorithms NAME` lists them).
+    `algorithm` is a name (`fedda algorithms` lists them) or a record of your own; `clients` holds
+    one pair of arrays `(x, y)` for each client. `settings` are the keywords of `prepare` (`rounds`,
+    `cohort`, `batch`, `local_work`, `test`, `metrics`, ...) and the algorithm's own
+    hyper-parameters and options. A row of the history has the `round`; `train_loss`, the mean over
+    the rounds since the row before of the mean loss their cohorts saw; `loss` and the metrics on
+    the test set; and, since the start, the bytes sent, the uploads that were not finite, and the
+    rounds skipped.
     """
     setup, hyper = prepare(algorithm, model, clients, loss, **settings)
     check_seed(seed)
@@ -66,7 +72,7 @@ def run(
 
 
 def run_grid(
-    algorithm: str,
+    algorithm: str | Algorithm,
     model: Model,
     clients: Sequence[tuple[Any, Any]] | Shards,
     loss: ExampleWise,
@@ -91,13 +97,15 @@ def run_grid(
     setup, base = prepare(algorithm, model, clients, loss, **settings)
     if setup.host_rounds is not None:
         raise InputError("run_grid keeps client memory on the device; raise memory_gb to let it.")
+    label = algorithm if isinstance(algorithm, str) else "this algorithm"
     hypers = [
-        algorithms.hyper(algorithm, setup.algorithm, base._asdict() | values)
-        for values, _ in points
+        algorithms.hyper(label, setup.algorithm, base._asdict() | values) for values, _ in points
     ]
     stacked = jax.tree.map(lambda *leaves: np.array(leaves), *hypers)
-    evaluations = train(setup, traced(stacked, model), [seed for _, seed in points])
-    rows = [(evaluation.row, final := evaluation.run.state)[0] for evaluation in evaluations]
+    rows = []
+    for evaluation in train(setup, traced(stacked, model), [seed for _, seed in points]):
+        rows.append(evaluation.row)
+        final = evaluation.run.state
     return [
         GridPoint(
             values,
@@ -115,7 +123,7 @@ def run_grid(
 
 
 def prepare(
-    algorithm: str,
+    algorithm: str | Algorithm,
     model: Model,
     clients: Sequence[tuple[Any, Any]] | Shards,
     loss: ExampleWise,
@@ -143,7 +151,12 @@ def prepare(
     more than `memory_gb` on the device, it is kept on the host, for visited clients only. `chosen`
     holds hyper-parameters and options of the algorithm.
     """
-    record, hyper = algorithms.configure(algorithm, chosen)
+    if not isinstance(model, Model):
+        raise InputError(
+            f"model must be a fedda.Model(init, apply), got {type(model).__name__}. "
+            "fedda.models.from_nnx and from_equinox make one from a module."
+        )
+    record, hyper = algorithms.configure(algorithm, chosen, KEYWORDS)
     shards = clients if isinstance(clients, Shards) else from_clients(clients)
     test = None if test is None else checked_pair(test, "the test set")
     for name, value in (
@@ -181,8 +194,7 @@ def prepare(
         raise InputError(
             f"devices must be at most {jax.device_count()}, as many as JAX sees, got {devices}."
         )
-    if callable(metrics) or not all(hasattr(each, "__name__") for each in metrics):
-        raise InputError("metrics must be a list of named functions, as def makes them.")
+    _check_measures(loss, metrics, test)
     _check_problem(model, loss, metrics, shards, test)
     task = Task(model, loss, Plan(batch, local_work, local_unit), tuple(metrics), reduction)
     mesh = Mesh(np.array(jax.devices()[:devices]), ("clients",)) if devices > 1 else None
@@ -213,6 +225,14 @@ def _host_rounds(
     return max(1, int(memory_gb * 1e9 / (one * cohort)))
 
 
+KEYWORDS = tuple(
+    name
+    for function in (prepare, run)
+    for name, parameter in inspect.signature(function).parameters.items()
+    if parameter.kind is parameter.KEYWORD_ONLY
+)
+
+
 def check_seed(seed: int) -> None:
     """Refuses what is no seed, or more than a random key can tell apart."""
     _whole_number("seed", seed, least=0)
@@ -223,6 +243,21 @@ def check_seed(seed: int) -> None:
 def _whole_number(name: str, value: Any, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise InputError(f"{name} must be a whole number of at least {least}, got {value!r}.")
+
+
+def _check_measures(loss: Any, metrics: Any, test: Any) -> None:
+    if not callable(loss):
+        raise InputError(
+            f"loss must be a function such as fedda.losses.cross_entropy, got {loss!r}."
+        )
+    if callable(metrics) or not all(hasattr(metric, "__name__") for metric in metrics):
+        raise InputError("metrics must be a list of named functions, as def makes them.")
+    if metrics and test is None:
+        raise InputError("metrics are of the test set: give test=(x, y) too.")
+    names = [metric.__name__ for metric in metrics]
+    for name in names:
+        if names.count(name) > 1 or name in ("round", "train_loss", "loss", *TOTALS):
+            raise InputError(f"the metric name {name!r} is taken: rename the function.")
 
 
 def _check_problem(
@@ -241,9 +276,15 @@ def _check_problem(
         lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), leaf.dtype), (shards.x, shards.y)
     )
     params = jax.eval_shape(model.init, random.key(0))
+    kinds = {leaf.dtype.name for leaf in jax.tree.leaves(params)}
+    if not kinds or not kinds <= {"bfloat16", "float32", "float64"}:
+        raise InputError(
+            "the parameters must be arrays of float32, float64 or bfloat16 (float16 overflows in "
+            f"sums over clients), got {', '.join(sorted(kinds)) or 'none'}."
+        )
     try:
         outputs = jax.eval_shape(model.apply, params, two[0])
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # whatever the user's function raises
         shapes = jax.tree.map(lambda leaf: leaf.shape[1:], shards.x)
         raise InputError(
             f"the model cannot be applied to a batch of examples of shape {shapes}: {error}"
@@ -254,8 +295,8 @@ def _check_problem(
         got = jax.eval_shape(measure, outputs, two[1])
         if got.shape != (2,):
             raise InputError(
-                f"{measure.__name__} must give one number an example, so for 2 examples an array "
-                f"of shape (2,), got shape {got.shape}. Do not average over the batch."
+                f"{getattr(measure, '__name__', 'loss')} must give one number an example, so for "
+                f"2 examples an array of shape (2,), got shape {got.shape}. Do not average."
             )
 
 

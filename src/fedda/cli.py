@@ -12,8 +12,9 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from fedda import algorithms, config, experiment, report, tasks
 from fedda.errors import InputError, unknown
@@ -57,7 +58,7 @@ def main() -> None:
     """Runs the command: a wrong input is a message, not a traceback."""
     try:
         app()
-    except InputError as error:
+    except (InputError, OSError) as error:
         err.print(f"[bold red]fedda:[/] {escape(str(error))}", soft_wrap=True)
         sys.exit(2)
 
@@ -74,17 +75,16 @@ def run(
 ) -> None:
     """Train one configuration."""
     values = _values(settings or [])
-    with _progress(quiet) as track:
+    if resume is not None and out_dir is not None:
+        raise InputError("--resume continues in its own directory: leave out --out.")
+    resolved = config.resolve(values if resume is None else {})
+    directory = resume or out_dir or _new_directory(f"{resolved.task}-{resolved.algorithm}")
+    hint = f"Continue with: fedda run --resume {directory}"
+    with _progress(quiet) as track, _interruptible(hint):
         if resume is not None:
-            directory = resume
-            stop_hint = _resume_hint(directory)
-            with _interruptible(stop_hint):
-                outcome = experiment.resume(directory, values, track(str(directory)))
+            outcome = experiment.resume(directory, values, track(str(directory)))
         else:
-            resolved = config.resolve(values)
-            directory = out_dir or _new_directory(f"{resolved.task}-{resolved.algorithm}")
-            with _interruptible(_resume_hint(directory)):
-                outcome = experiment.run(resolved, directory, track(resolved.algorithm))
+            outcome = experiment.run(resolved, directory, track(resolved.algorithm))
     for note in outcome.notes:
         err.print(escape(note))
     if as_json:
@@ -104,6 +104,7 @@ def compare(
             show_default=False,
         ),
     ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every algorithm there is.")] = False,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds for each algorithm.")] = 1,
     out_dir: Annotated[Path | None, typer.Option("--out", help="A new directory.")] = None,
     threshold: Threshold = None,
@@ -113,30 +114,40 @@ def compare(
     """Train several algorithms on one task, from the same model and with the same cohorts.
 
     With no arguments: 100 clients with handwritten digits, five algorithms, well under a minute.
+    Given the --out of a comparison that was interrupted, it does the rest of it.
     """
     words = settings or []
     names = [word for word in words if "=" not in word and not word.endswith(".toml")]
     values = _values([word for word in words if word not in names])
     if "algorithm" in values:
         raise InputError("compare takes algorithms by name: fedda compare fedavg fedda-adam")
-    first_seed = values.pop("seed", 0)
+    if names and everything:
+        raise InputError("give names of algorithms or --all, not both.")
+    compared = algorithms.names() if everything else list(dict.fromkeys(names)) or list(COMPARED)
+    first_seed = config.resolve({"seed": values.pop("seed", 0)}).seed
     plans = [
-        config.resolve(_shared(name, values) | {"algorithm": name, "seed": first_seed + offset})
-        for name in names or COMPARED
+        config.resolve(own | {"algorithm": name, "seed": first_seed + offset})
+        for name, own in _shared(compared, values).items()
         for offset in range(seeds)
     ]
     directory = out_dir or _new_directory("compare")
+    hint = f"Continue with the same command and --out {directory}"
     summaries = []
-    with _progress(quiet) as track:
+    with _progress(quiet) as track, _interruptible(hint):
         for plan in plans:
             label = plan.algorithm if seeds == 1 else f"{plan.algorithm}, seed {plan.seed}"
             where = directory / f"{plan.algorithm}-seed{plan.seed}"
-            with _interruptible(_resume_hint(where)):
-                summaries.append(experiment.run(plan, where, track(label)).summary)
+            if (where / "config.toml").exists():
+                outcome = experiment.resume(where, plan.flat(), track(label))
+            else:
+                outcome = experiment.run(plan, where, track(label))
+            summaries.append(outcome.summary)
+    rows = report.table(report.read_runs([directory]), threshold)
     if as_json:
-        print(json.dumps({"directory": str(directory), "runs": summaries}))
+        table = [row._asdict() for row in rows]
+        print(json.dumps({"directory": str(directory), "runs": summaries, "table": table}))
     else:
-        _print_table(report.table(report.read_runs([directory]), threshold))
+        _print_table(rows)
     _write_report([directory], directory, threshold, needed=False)
 
 
@@ -200,7 +211,7 @@ def data_show(
         config.Config.partition
     ),
     clients: Annotated[int, typer.Option(min=1)] = config.Config.clients,
-    seed: Annotated[int, typer.Option(help="Of the partition.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the partition.")] = 0,
     picture: Annotated[
         Path | None, typer.Option(help="PNG or PDF file.", show_default="TASK-PARTITION.png")
     ] = None,
@@ -214,8 +225,10 @@ def data_show(
     for client, row in enumerate(counts):
         cells = [str(count) if count else "." for count in row]
         listing.add_row(str(client), str(row.sum()), *cells)
-    out.print(listing)
+    _print_whole(listing)
     path = picture or Path(f"{task}-{partition.replace(':', '-')}.png")
+    if path.suffix not in (".png", ".pdf"):
+        raise InputError(f"the picture must be a .png or .pdf file, got {path}.")
     try:
         report.label_histogram_figure(counts, path, f"{task}, {partition}, seed {seed}")
         out.print(f"Drawn in {path}")
@@ -234,26 +247,20 @@ def _values(words: list[str]) -> dict[str, Any]:
     return values | config.parse(word for word in words if "=" in word)
 
 
-def _shared(name: str, values: dict[str, Any]) -> dict[str, Any]:
-    """Of a comparison's settings those that concern this algorithm: not every one has every one."""
-    own = {*algorithms.options(name), *algorithms.get(name).Hyper._fields}
-    everyone = {
-        key
-        for each in algorithms.names()
-        for key in (*algorithms.options(each), *algorithms.get(each).Hyper._fields)
+def _shared(compared: list[str], values: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """For each algorithm those of the settings that it has: not every one has every one."""
+    own = {
+        name: {*config.FIELDS, *algorithms.options(name), *algorithms.get(name).Hyper._fields}
+        for name in compared
     }
     for key in values:
-        if key not in config.FIELDS and key not in everyone:
-            raise unknown("setting", key, {*config.FIELDS, *everyone})
-    return {key: value for key, value in values.items() if key in own or key in config.FIELDS}
+        if not any(key in known for known in own.values()):
+            raise unknown("setting", key, set().union(*own.values()))
+    return {name: {k: v for k, v in values.items() if k in own[name]} for name in compared}
 
 
 def _new_directory(name: str) -> Path:
     return Path("runs") / f"{time.strftime('%Y-%m-%dT%H-%M-%S')}-{name}"
-
-
-def _resume_hint(directory: Path) -> str:
-    return f"Interrupted. Continue with: fedda run --resume {directory}"
 
 
 @contextmanager
@@ -261,7 +268,7 @@ def _interruptible(hint: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        err.print(escape(hint), soft_wrap=True)
+        err.print(escape(f"Interrupted. {hint}"), soft_wrap=True)
         raise SystemExit(130) from None
 
 
@@ -275,21 +282,20 @@ def _progress(quiet: bool) -> Iterator[Track]:
         yield lambda label: lambda progress: None
     elif err.is_terminal:
         columns = (
-            TextColumn("{task.description:<22}"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.completed:>5}/{task.total}"),
-            TextColumn("{task.fields[told]}"),
-            TimeRemainingColumn(compact=True),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[told]}", table_column=Column(no_wrap=True)),
+            TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
         )
-        with Progress(*columns, console=err) as bars:
+        with Progress(*columns, console=err, expand=True) as bars:
 
             def track(label: str) -> Callable[[experiment.Progress], None]:
                 bar = bars.add_task(escape(label), total=None, told="")
                 pace = _Pace()
 
                 def tell(progress: experiment.Progress) -> None:
-                    told = f"{_told(progress)}  {pace(progress.row['round'])}"
                     done, total = progress.row["round"], progress.rounds
+                    told = f"{done}/{total} {_told(progress)} {pace(done)}"
                     bars.update(bar, completed=done, total=total, told=told)
 
                 return tell
@@ -302,8 +308,8 @@ def _progress(quiet: bool) -> Iterator[Track]:
 
             def tell(progress: experiment.Progress) -> None:
                 done = f"round {progress.row['round']}/{progress.rounds}"
-                line = f"{label}: {done}  {_told(progress)}  {pace(progress.row['round'])}"
-                print(line, file=sys.stderr, flush=True)
+                line = f"{label}: {done} {_told(progress)} {pace(progress.row['round'])}"
+                print(line.rstrip(), file=sys.stderr, flush=True)
 
             return tell
 
@@ -327,8 +333,8 @@ class _Pace:
 
 def _told(progress: experiment.Progress) -> str:
     loss, value = progress.row["train_loss"], progress.row[progress.metric]
-    told = "" if loss is None else f"loss {loss:.4f}  "
-    return told + f"{progress.metric} " + ("-" if value is None else f"{value:.4f}")
+    told = "" if loss is None else f"loss {loss:.3g} "
+    return told + f"{progress.metric} " + ("-" if value is None else f"{value:.3g}")
 
 
 def _print_table(rows: list[report.Row]) -> None:
@@ -348,7 +354,13 @@ def _print_table(rows: list[report.Row]) -> None:
         listing.add_row(*row)
     if header[1] not in (header[i] for i in kept) and dull["seeds"] != "1":
         listing.caption = f"mean and standard deviation over {dull['seeds']} seeds"
-    out.print(listing)
+    _print_whole(listing)
+
+
+def _print_whole(listing: Table) -> None:
+    """Prints a table; where the terminal is too narrow, it wraps lines and shortens no number."""
+    needed = Measurement.get(out, out.options.update(width=1000), listing).maximum
+    Console(highlight=False, width=max(needed, out.width)).print(listing)
 
 
 def _write_report(

@@ -62,6 +62,9 @@ def resolve(values: Mapping[str, Any]) -> Config:
         kind, words = KINDS[FIELDS[name]]
         if isinstance(value, bool) or not isinstance(value, kind):
             raise InputError(f"{name} must be {words}, got {value!r}.")
+    for name, least in (("seed", 0), ("partition_seed", 0), ("checkpoint_every", 1), ("chunk", 0)):
+        if given.get(name, least) < least:
+            raise InputError(f"{name} must be at least {least}, got {given[name]}.")
     base = Config(**given)
     own = {name: value for name, value in values.items() if name not in FIELDS}
     known = algorithms.options(base.algorithm)
@@ -69,15 +72,15 @@ def resolve(values: Mapping[str, Any]) -> Config:
     for name in own:
         if name not in known and name not in hyper_fields:
             raise unknown(f"setting of {base.algorithm}", name, (*FIELDS, *known, *hyper_fields))
-    own = preset(base.task).get(base.algorithm, {}) | own
+    own = preset(base.task, base.model).get(base.algorithm, {}) | own
     _, hyper = algorithms.configure(base.algorithm, own)
     chosen = {name: own.get(name, choices[0]) for name, choices in known.items()}
     return dataclasses.replace(base, chosen=chosen | hyper._asdict())
 
 
-def preset(task: str) -> dict[str, dict[str, Any]]:
-    """The settings that each algorithm has on a task, where somebody has tuned them."""
-    path = PRESETS / f"{task}.toml"
+def preset(task: str, model: str) -> dict[str, dict[str, Any]]:
+    """The settings that each algorithm has on a task and model, where somebody has tuned them."""
+    path = PRESETS / f"{task}-{model}.toml"
     return tomllib.loads(path.read_text()) if path.exists() else {}
 
 
@@ -85,7 +88,7 @@ def read(path: Path) -> dict[str, Any]:
     """The keys and values of a configuration file."""
     try:
         return tomllib.loads(path.read_text())
-    except FileNotFoundError:
+    except OSError:
         raise InputError(f"there is no configuration file {path}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not valid TOML: {error}.") from None

@@ -59,7 +59,7 @@ class RoundInfo(NamedTuple):
     """What a person wants to see of a round; the next round needs none of it."""
 
     seen: Seen  # over the clients that counted, all phases together
-    nonfinite: Array  # uploads given weight 0 because an entry was not finite
+    nonfinite: Array  # uploads given weight 0 because an entry, or the loss, was not finite
     skipped: Array  # whether the server kept its state, because the sum was unusable
 
 
@@ -76,7 +76,7 @@ def _contribute(phase: Phase, task: Any, shared: PyTree, own: PyTree) -> tuple[P
     client, memory = own
     shard = shards.shard(client)
     upload, kept, seen = phase.work(hp, task, message, memory, shard, fold_in(key, client))
-    present, finite = shard.count > 0, tree.all_finite(upload)
+    present, finite = shard.count > 0, tree.all_finite((upload, seen))
     counted = present & finite
     contribution = _Contribution(
         upload=tree.where(counted, upload, tree.zeros_like(upload)),

@@ -50,7 +50,10 @@ def run(
     config: Config, directory: Path, on_progress: Callable[[Progress], None] | None = None
 ) -> Outcome:
     """Trains one configuration in a new directory."""
-    if directory.exists() and any(directory.iterdir()):
+    if directory.exists() and not directory.is_dir():
+        raise InputError(f"{directory} is a file. Give another --out.")
+    # A kill in the first moment leaves nothing but a hidden part of a file.
+    if directory.exists() and any(not path.name.startswith(".") for path in directory.iterdir()):
         raise InputError(
             f"{directory} is not empty. Give another --out, or continue that run with "
             f"fedda run --resume {directory}"
@@ -75,7 +78,7 @@ def resume(
         raise InputError(f"{directory} is not a run directory: it has no config.toml.")
     config = configs.resolve(configs.read(path))
     ours = config.flat()
-    for name, value in configs.resolve(ours | (changes or {})).flat().items():
+    for name, value in (changes or {}).items():
         if name not in ours or ours[name] != value:
             raise InputError(
                 f"{directory} is a run with {name} = {ours.get(name)!r}, got {value!r}. A resumed "
@@ -109,6 +112,37 @@ def _prepare(config: Config) -> tuple[tasks.Problem, simulate.Setup, Any]:
     return problem, setup, api.traced(hyper, problem.model)
 
 
+class _Before(NamedTuple):
+    """What earlier processes did of a run."""
+
+    round: int = 0
+    run: simulate.Run | None = None
+    history: tuple[Row, ...] = ()
+    total: float = 0.0  # seconds
+    compile: float = 0.0
+    notes: tuple[str, ...] = ()
+
+
+def _before(
+    setup: simulate.Setup, hp: Any, seed: int, directory: Path, checkpoints: Checkpoints
+) -> _Before:
+    """Reads back the newest whole checkpoint, and cuts the metrics to what it has seen."""
+    log_path = directory / "metrics.jsonl"
+    written = read_rows(log_path)
+    notes = ["cut metrics.jsonl after its last whole line"] if written.rest else []
+    found, damaged = checkpoints.newest_whole(simulate.start(setup, hp, [seed]), written.size)
+    before, size = _Before(), 0
+    if found is not None:
+        history = tuple(row for row in written.rows if row["round"] <= found.round)
+        before = _Before(found.round, found.run, history, **found.numbers["seconds"])
+        size = found.numbers["metrics_bytes"]
+    checkpoints.drop_after(-1 if found is None else found.round)
+    with open(log_path, "ab") as log:
+        log.truncate(size)
+    notes += [*damaged, f"continued from round {before.round}"]
+    return before._replace(notes=tuple(notes))
+
+
 def _run(
     config: Config,
     problem: tasks.Problem,
@@ -120,33 +154,17 @@ def _run(
 ) -> Outcome:
     started, compiled = time.perf_counter(), compile_seconds()
     metric = problem.metrics[0].__name__
-    log_path = directory / "metrics.jsonl"
     checkpoints = Checkpoints(directory / "checkpoints")
-    first, start, spent = 0, None, 0.0
-    history: list[Row] = []
-    notes: list[str] = []
-    if resume:
-        written = read_rows(log_path)
-        if written.rest:
-            notes.append("cut metrics.jsonl after its last whole line")
-        found, damaged = checkpoints.newest_whole(
-            simulate.start(setup, hp, [config.seed]), written.size
-        )
-        notes += damaged
-        size = 0
-        if found is not None:
-            first, start = found.round, found.run
-            size, spent = found.numbers["metrics_bytes"], found.numbers["seconds"]
-            history = [row for row in written.rows if row["round"] <= first]
-        checkpoints.drop_after(first if found is not None else -1)
-        with open(log_path, "ab") as log:
-            log.truncate(size)
-        notes.append(f"continued from round {first}")
+    before = _before(setup, hp, config.seed, directory, checkpoints) if resume else _Before()
+    history, final = list(before.history), before.run
+
+    def seconds() -> dict[str, float]:
+        total, compiling = time.perf_counter() - started, compile_seconds() - compiled
+        return {"total": before.total + total, "compile": before.compile + compiling}
 
     evaluations = 0
-    final = start
-    with open(log_path, "ab") as log:
-        for evaluation in simulate.train(setup, hp, [config.seed], first, start):
+    with open(directory / "metrics.jsonl", "ab") as log:
+        for evaluation in simulate.train(setup, hp, [config.seed], before.round, before.run):
             row = {name: _json_number(value) for name, value in evaluation.row.items()}
             log.write(json.dumps(row, allow_nan=False).encode() + b"\n")
             history.append(row)
@@ -154,8 +172,7 @@ def _run(
             if evaluations % config.checkpoint_every == 0 or evaluation.round == config.rounds:
                 log.flush()
                 os.fsync(log.fileno())
-                seconds = spent + time.perf_counter() - started
-                numbers = {"metrics_bytes": log.tell(), "seconds": seconds}
+                numbers = {"metrics_bytes": log.tell(), "seconds": seconds()}
                 checkpoints.save(evaluation.round, evaluation.run, numbers)
             log.flush()
             if on_progress is not None:
@@ -173,17 +190,18 @@ def _run(
         "rounds": config.rounds,
         "parameters": tree.size(final.state.params),
         "final": {name: last[name] for name in ("train_loss", *setup.task.measures)},
-        "seconds": {
-            "total": spent + time.perf_counter() - started,
-            "compile": compile_seconds() - compiled,
-        },
+        "seconds": seconds(),
         **{name: last[name] for name in simulate.TOTALS},
         "device": device(),
         "versions": versions(),
         "commit": commit(),
     }
-    write_whole(directory / "summary.json", json.dumps(summary, indent=2) + "\n")
-    return Outcome(Result(final.state, history), summary, notes)
+    summary_path = directory / "summary.json"
+    if before.round == config.rounds and summary_path.exists():
+        summary = json.loads(summary_path.read_text())  # it names the versions that did the work
+    else:
+        write_whole(summary_path, json.dumps(summary, indent=2) + "\n")
+    return Outcome(Result(final.state, history), summary, list(before.notes))
 
 
 def _json_number(value: Any) -> Any:
@@ -201,9 +219,13 @@ def commit() -> str:
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return "unknown"
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40"]
+    git = ["git", "-C", str(root)]
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        head, changes = (
+            subprocess.run([*git, *words], capture_output=True, text=True, check=True).stdout
+            for words in (["rev-parse", "HEAD"], ["status", "--porcelain"])
+        )
+        return head.strip() + ("-dirty" if changes else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 

@@ -329,7 +329,12 @@ def _html_details(label: str, run: Run) -> str:
 
 
 def _notes(runs: Sequence[Run]) -> list[str]:
-    return [note for run in runs for note in run.notes]
+    notes = [note for run in runs for note in run.notes]
+    for key in ("partition", "clients", "cohort", "rounds", "model", "batch", "local_work"):
+        values = sorted({str(run.config.get(key)) for run in runs})
+        if len(values) > 1:
+            notes.append(f"not one setting: runs differ in {key} ({', '.join(values)})")
+    return notes
 
 
 def _import(name: str) -> Any:

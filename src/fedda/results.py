@@ -102,12 +102,12 @@ def read_runs(paths: Iterable[str | Path]) -> list[Run]:
         map(_read_run, directories.values()),
         key=lambda run: (run.algorithm, run.seed, str(run.path)),
     )
-    first: dict[object, Run] = {}
+    found: dict[object, Run] = {}
     for run in runs:
-        original = first.setdefault((_settings(run), run.seed), run)
+        original = found.setdefault((_settings(run), run.seed), run)
         if original is not run:
-            run.notes.append(f"{run.path}: same configuration and seed as {original.path}")
-    return runs
+            original.notes.append(f"{run.path}: left out, a copy of {original.path}")
+    return list(found.values())
 
 
 def group(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -178,7 +178,9 @@ def table(runs: Sequence[Run], threshold: float | None = None, last: int = 5) ->
                 train_loss=_spread_of("train_loss", final),
                 megabytes_up=_spread_of("bytes_up", final, unit=1e6),
                 megabytes_down=_spread_of("bytes_down", final, unit=1e6),
-                seconds=_spread(summary["seconds"]["total"] for summary in finished),
+                seconds=_spread(
+                    summary["seconds"]["total"] for summary in finished if "seconds" in summary
+                ),
                 nonfinite_clients=sum(row["nonfinite_clients"] for row in final),
                 skipped_rounds=sum(row["skipped_rounds"] for row in final),
             )

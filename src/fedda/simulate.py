@@ -62,16 +62,16 @@ class Evaluation(NamedTuple):
     run: Run
 
 
-@partial(jax.jit, static_argnames=("algorithm", "model", "together"))
+@partial(jax.jit, static_argnames=("algorithm", "model", "together", "clients"))
 def begin(
-    algorithm: Algorithm, model: Model, together: bool, hp: Any, key: Array, clients: Array
+    algorithm: Algorithm, model: Model, together: bool, clients: int, hp: Any, key: Array
 ) -> Run:
-    """A run before its first round. `clients` has one entry a client; only its length is used."""
+    """A run before its first round, with a table of memories for so many clients."""
 
     def one(hp: Any, key: Array) -> Run:
         params = model.init(random.fold_in(key, 0))
         kept = algorithm.memory(hp, params)
-        table = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (clients.size, *leaf.shape)), kept)
+        table = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (clients, *leaf.shape)), kept)
         return Run(algorithm.init(hp, params), table, jnp.int32(0), jnp.int32(0))
 
     return (jax.vmap(one) if together else one)(hp, key)
@@ -119,7 +119,7 @@ def segment(
                 None if slots is None else slots[number],
             )
             loss = info.seen.loss / jnp.maximum(info.seen.examples, 1)
-            heard = jnp.minimum(info.seen.examples, 1)
+            heard = (info.seen.examples > 0).astype(loss.dtype)
             return (
                 Run(state, memory, run.nonfinite + info.nonfinite, run.skipped + info.skipped),
                 Tally(tally.loss + loss, tally.rounds + heard),
@@ -156,16 +156,19 @@ def train(
         run = start(setup, hp, seeds)
     if layout.mesh is not None:  # placed once: else every segment would move and recompile
         everywhere = NamedSharding(layout.mesh, PartitionSpec())
-        hp, key, shards, state, table = jax.device_put(
-            (hp, key, shards, run.state, () if setup.host_rounds else run.memory), everywhere
-        )
-        run = run._replace(state=state, memory=run.memory if setup.host_rounds else table)
+        on_host = run.memory if setup.host_rounds else None
+        run = run._replace(memory=()) if setup.host_rounds else run
+        hp, key, shards, run = jax.device_put((hp, key, shards, run), everywhere)
+        run = run._replace(memory=on_host) if setup.host_rounds else run
     one = (hp, run.state.params)
     if together:
         one = tree.take(one, jnp.asarray(0))
     sent = core.traffic(algorithm, task, *one, shards, setup.cohort)
     full_task = task._replace(plan=Plan(task.plan.batch, unit="full"))
     switch = setup.rounds - setup.stabilise
+    width = min(
+        setup.eval_every, setup.rounds
+    )  # of the cohorts of a segment: one size, one program
 
     def row(number: int, run: Run, tally: Tally | None) -> Row:
         values: Row = {"train_loss": np.nan if tally is None else tally.loss / tally.rounds}
@@ -184,7 +187,7 @@ def train(
         last = min(first - first % setup.eval_every + setup.eval_every, setup.rounds)
         tally = None
         for begin_round, end_round in _spans(first, last, switch, setup.host_rounds):
-            cohorts = np.zeros((len(seeds), setup.eval_every, setup.cohort), np.int32)
+            cohorts = np.zeros((len(seeds), width, setup.cohort), np.int32)
             for i, seed in enumerate(seeds):
                 for number in range(begin_round, end_round):
                     cohorts[i, number - begin_round] = draw_cohort(
@@ -219,10 +222,10 @@ def train(
 
 def start(setup: Setup, hp: Any, seeds: Sequence[int]) -> Run:
     """A run, or several, before the first round."""
-    count = setup.shards.count
+    algorithm, model, together = setup.algorithm, setup.task.model, len(seeds) > 1
     if setup.host_rounds is None:
-        return begin(setup.algorithm, setup.task.model, len(seeds) > 1, hp, _keys(seeds), count)
-    run = begin(setup.algorithm, setup.task.model, False, hp, _keys(seeds), count[:0])
+        return begin(algorithm, model, together, setup.shards.num_clients, hp, _keys(seeds))
+    run = begin(algorithm, model, together, 0, hp, _keys(seeds))
     return run._replace(memory=HostMemory(setup.algorithm.memory(hp, run.state.params)))
 
 
@@ -247,7 +250,7 @@ def _fetch(
     """The clients of these cohorts, a table of their memories, and the cohorts' rows in it."""
     assert setup.host_rounds is not None
     visited = np.unique(cohorts[:rounds])
-    room = min(setup.host_rounds, setup.eval_every) * setup.cohort  # one size, one compilation
+    room = min(setup.host_rounds, len(cohorts)) * setup.cohort  # again one size
     table = run.memory.take(np.resize(visited, room))
     slots = np.searchsorted(visited, cohorts).astype(np.int32)
     return visited, table, np.minimum(slots, room - 1)

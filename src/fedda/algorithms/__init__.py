@@ -11,11 +11,13 @@ import math
 import pkgutil
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from numbers import Real
 from types import ModuleType
 from typing import Any, NamedTuple
+
+import jax.numpy as jnp
 
 from fedda.core import Algorithm, Domain
 from fedda.errors import InputError, unknown
@@ -113,22 +115,37 @@ def domains(Hyper: Any) -> dict[str, Domain]:
 
 def hyper(name: str, algorithm: Algorithm, values: Mapping[str, float]) -> Any:
     """The `Hyper` of an algorithm with these values and its defaults, checked."""
+    known = domains(algorithm.Hyper)
     for field, value in values.items():
-        if field not in algorithm.Hyper._fields:
-            raise unknown(f"hyper-parameter of {name}", field, algorithm.Hyper._fields)
-        domain = domains(algorithm.Hyper)[field]
-        number = isinstance(value, Real) and not isinstance(value, bool)
-        if not (number and math.isfinite(value) and domain.allows(value)):
-            raise InputError(f"{field} of {name} must be {domain.words}, got {value!r}.")
+        if field not in known:
+            raise unknown(f"hyper-parameter of {name}", field, known)
+        if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+            raise InputError(f"{field} of {name} must be {known[field].words}, got {value!r}.")
+        used = float(jnp.asarray(float(value)))  # 1 - 1e-9 is 1 in single precision
+        if not known[field].allows(used):
+            rounded = known[field].allows(value)
+            as_used = f", which is {used:g} in {jnp.zeros(()).dtype}" if rounded else ""
+            raise InputError(
+                f"{field} of {name} must be {known[field].words}, got {value!r}{as_used}."
+            )
     return algorithm.Hyper(**{field: float(value) for field, value in values.items()})
 
 
-def configure(name: str, chosen: Mapping[str, Any]) -> tuple[Algorithm, Any]:
-    """The algorithm and its `Hyper` from a mix of options and hyper-parameters, both by name."""
-    known = options(name)
-    algorithm = get(name, **{key: value for key, value in chosen.items() if key in known})
+def configure(
+    algorithm: str | Algorithm, chosen: Mapping[str, Any], also_known: Iterable[str] = ()
+) -> tuple[Algorithm, Any]:
+    """The record and its `Hyper` from a mix of options and hyper-parameters, both by name.
+
+    `also_known` are other names that the user of a wrong one may have meant.
+    """
+    if isinstance(algorithm, Algorithm):
+        name, record, known = "this algorithm", algorithm, {}
+    else:
+        name, known = algorithm, options(algorithm)
+        record = get(name, **{key: value for key, value in chosen.items() if key in known})
     values = {key: value for key, value in chosen.items() if key not in known}
     for key in values:
-        if key not in algorithm.Hyper._fields:
-            raise unknown(f"setting of {name}", key, (*known, *algorithm.Hyper._fields))
-    return algorithm, hyper(name, algorithm, values)
+        if key not in record.Hyper._fields:
+            own = (*known, *record.Hyper._fields)
+            raise unknown(f"setting of {name}", key, (*own, *also_known))
+    return record, hyper(name, record, values)

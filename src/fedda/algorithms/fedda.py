@@ -24,9 +24,15 @@ Options (adam, adagrad):
               e = eps / client_lr, the units of FedOpt, whose momentum is one of model differences.
     gradient  momentum: G as above. sum: G is the plain sum of the round's gradients, an ablation.
 Option (adam):
-    bias      rounds: P is divided by 1 - beta1^(r+1), as printed. steps: by what P would be, a
+    bias      rounds: P is divided by 1 - beta1^(r+1). steps: by what P would be, a
               step, if all gradients since the start of the run had been 1. With T steps on every
               client that is the mean of 1 - beta1^k over k = rT + 1 .. rT + T.
+
+Readings, where the paper is ambiguous or misprinted: the exponents of the bias corrections are
+r + 1 (printed r divides by 0 in the first round) and the step divides by the root of the corrected,
+new V (both of it are printed): only so is a full round one of Adam. P = beta1 M + (1 - beta1) G
+defines G (printed without M). client_lr enters once, at the server or in the momentum, not twice.
+Both means are over the cohort, weighted by N_i. eps is added outside the root.
 
 Weighting: by the number of examples. Clients keep nothing; the server keeps W, M (and V, r).
 Communication, in models: 2 down, 2 up.

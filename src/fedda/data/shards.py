@@ -124,11 +124,12 @@ def check_labels(shards: Shards, num_classes: int, test: tuple[Any, Any] | None)
     """Refuses what is no class label in 0..num_classes-1, naming the client and the row."""
     labels, start, count = (np.asarray(each) for each in (shards.y, shards.start, shards.count))
     parts = [("the test set", np.asarray(test[1]))] if test is not None else []
-    if not np.issubdtype(labels.dtype, np.integer) or labels.ndim != 1:
-        raise InputError(
-            "y must hold one whole number an example, the class label, for cross_entropy; got "
-            f"{labels.dtype} of shape {labels.shape[1:]} an example."
-        )
+    for owner, own in (("the clients", labels), *parts):
+        if not np.issubdtype(own.dtype, np.integer) or own.ndim != 1:
+            raise InputError(
+                f"y of {owner} must hold one whole number an example, the class label, for "
+                f"cross_entropy; got {own.dtype} of shape {own.shape[1:]} an example."
+            )
     if labels.min() < 0 or labels.max() >= num_classes:
         parts += [
             (f"client {client}", labels[first : first + size])
