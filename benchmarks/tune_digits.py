@@ -15,23 +15,33 @@ from pathlib import Path
 import numpy as np
 
 import fedda
-from fedda import tasks
+from fedda import algorithms, tasks
 from fedda.config import Config
 
 ROUNDS, AVERAGED, SEEDS = 200, 100, (100, 101)
 
-COARSE, FINE = [0.03, 0.1, 0.3, 1.0], [0.01, 0.03, 0.1, 0.3, 1.0, 3.3]
-GRIDS = {
-    "fedavg": {"client_lr": FINE, "server_lr": [0.1, 0.3, 1.0, 3.3, 10.0, 33.0]},
-    "fedprox": {"client_lr": COARSE, "server_lr": [1.0, 3.3, 10.0], "mu": [0.001, 0.01, 0.1]},
-    "fedda-sgdm": {"client_lr": FINE, "server_lr": [0.1, 0.3, 1.0, 3.3, 10.0, 33.0]},
-    "fedda-adam": {"client_lr": COARSE, "server_lr": [0.1, 1.0, 10.0], "eps": [1e-3, 1e-2, 1e-1]},
-    "fedda-adagrad": {
-        "client_lr": COARSE,
-        "server_lr": [0.1, 1.0, 10.0],
-        "eps": [1e-3, 1e-2, 1e-1],
-    },
-}
+# Rates of the paper's grid. Families of algorithms with the same settings share a grid.
+RATES = [0.01, 0.03, 0.1, 0.3, 1.0, 3.3]
+PLAIN = {"client_lr": RATES, "server_lr": [0.1, 0.3, 1.0, 3.3, 10.0, 33.0]}
+CLIENT_ONLY = [0.001, 0.003, *RATES, 10.0, 33.0, 100.0, 333.0]
+SMALL = [1e-3, 1e-2, 1e-1]
+
+
+def grid_of(name: str) -> dict[str, list[float]]:
+    """36 points: the rates, and one more setting where there is one to adapt."""
+    fields = algorithms.get(name).Hyper._fields
+    if "server_lr" not in fields:  # stem, mfl
+        third = {"a": [0.03, 0.1, 0.3], "gamma": [0.5, 0.8, 0.9], "eps": SMALL}
+        return {"client_lr": CLIENT_ONLY} | {k: v for k, v in third.items() if k in fields}
+    if name == "fedprox":
+        return {"client_lr": RATES[1:5], "server_lr": [1.0, 3.3, 10.0], "mu": SMALL}
+    if name.startswith("fedda") and "eps" in fields:
+        return {"client_lr": RATES[1:5], "server_lr": [0.1, 1.0, 10.0], "eps": SMALL}
+    if "tau" in fields:  # fedopt
+        return {"client_lr": RATES[1:5], "server_lr": [0.01, 0.1, 1.0], "tau": SMALL}
+    if "eps" in fields and name != "climb":  # adaptive on the client
+        return {"client_lr": [0.003, *RATES[:3]], "server_lr": [0.3, 1.0, 3.3], "eps": SMALL}
+    return PLAIN
 
 
 def tune(name: str, grid: dict[str, list[float]]) -> tuple[dict[str, float], float]:
@@ -69,12 +79,16 @@ def main() -> None:
         f"# the lowest training loss over the last {AVERAGED} of {ROUNDS} rounds, mean of seeds",
         f"# {SEEDS}.",
     ]
-    for name, grid in GRIDS.items():
+    for name in algorithms.names():
+        grid = grid_of(name)
         start = time.perf_counter()
         values, loss = tune(name, grid)
         seconds = time.perf_counter() - start
         runs = math.prod(map(len, grid.values())) * len(SEEDS)
-        print(f"{name}: {values}, training loss {loss:.4f}; {runs} runs in {seconds:.0f} s")
+        print(
+            f"{name}: {values}, training loss {loss:.4f}; {runs} runs in {seconds:.0f} s",
+            flush=True,
+        )
         lines += ["", f"[{name}]  # training loss {loss:.4f}"]
         for key, value in values.items():
             end = value in (min(grid[key]), max(grid[key]))

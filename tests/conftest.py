@@ -20,3 +20,11 @@ def x64() -> Iterator[None]:
     """Float64 everywhere, for tests of exactness."""
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture(scope="module")
+def quickly_compiled() -> Iterator[None]:
+    """For tests of what a program computes, not how fast: compiling takes half the time."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)

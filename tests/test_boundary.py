@@ -45,7 +45,7 @@ def run(algorithm="fedavg", clients=CLIENTS, loss=cross_entropy, **settings):
         ({"clients": [(X * np.inf, Y)]}, "x of client 0 has a non-finite value in row 0"),
         ({"clients": [(X.astype(np.float64) * 1e300, Y)]}, "x of client 0 has a non-finite value"),
         ({"clients": [(np.array([["a"]]), Y[:1])]}, "x of client 0 is ragged or not numeric"),
-        ({"clients": [(X, Y.astype(float))]}, "y of the clients must hold one whole number an example"),
+        ({"clients": [(X, Y.astype(float))]}, "y of the clients must hold one whole number"),
         ({"clients": [(X[:, :2], Y)]}, "the model cannot be applied to .* shape"),
     ],
 )

@@ -30,14 +30,6 @@ from fedda.task import Plan, Task
 pytestmark = pytest.mark.usefixtures("x64", "quickly_compiled")
 
 
-@pytest.fixture(scope="module")
-def quickly_compiled():
-    """What a program computes is tested here, not how fast: compiling takes half the time."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 # ------------------------------------------------------------------------- the federation
 
 COUNTS = (5, 3, 0, 4, 2, 6, 3, 4)  # clients of unequal sizes; number 2 has no examples

@@ -83,7 +83,8 @@ def test_no_clients():
 
 
 def test_only_empty_clients():
-    refuses([client(0), client(0)], "clients must hold at least one example, got 2 clients with none.")
+    message = "clients must hold at least one example, got 2 clients with none."
+    refuses([client(0), client(0)], message)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Federated optimisation that is right, fast and deployable."""
+"""Federated optimisation, proved against its equations and compiled."""
 
 from fedda import algorithms, losses, models
 from fedda.api import GridPoint, Result, run, run_grid

@@ -35,7 +35,9 @@ class Checkpoints:
         )
 
     def save(self, round_number: int, run: PyTree, numbers: dict[str, Any]) -> None:
-        leaves = {str(i): np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(run))}
+        arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(run)]
+        # Orbax refuses empty arrays, and none is needed to know that there is nothing.
+        leaves = {str(i): array for i, array in enumerate(arrays) if array.size}
         self._manager.save(
             round_number,
             args=ocp.args.Composite(
@@ -60,7 +62,10 @@ class Checkpoints:
                         run=ocp.args.StandardRestore(), numbers=ocp.args.JsonRestore()
                     ),
                 )
-                leaves = [np.asarray(found.run[str(i)]) for i in range(len(wanted))]
+                leaves = [
+                    np.asarray(found.run.get(str(i), np.zeros((0, *leaf.shape[1:]), leaf.dtype)))
+                    for i, leaf in enumerate(wanted)
+                ]
                 for leaf, other in zip(leaves, wanted, strict=True):
                     if (leaf.dtype, leaf.shape[1:]) != (other.dtype, other.shape[1:]):
                         raise ValueError(

@@ -181,13 +181,18 @@ def algorithms_command(
         out.print(listing)
         return
     known = algorithms.options(name)
-    Hyper = algorithms.get(name).Hyper
     out.print(escape(f"{name}\n\n{(algorithms.module_of(name).__doc__ or '').strip()}\n"))
     listing = Table(box=box.SIMPLE, title="Settings", title_justify="left")
     for column in ("name", "default", "may be"):
         listing.add_column(column)
-    for each, domain in algorithms.domains(Hyper).items():
-        listing.add_row(each, f"{Hyper._field_defaults[each]:g}", escape(domain.words))
+    shown: dict[str, tuple[str, str]] = {}  # an option may bring settings of its own
+    for option, value in [("", ""), *((o, v) for o, choices in known.items() for v in choices)]:
+        Hyper = algorithms.get(name, **({option: value} if option else {})).Hyper
+        for each, domain in algorithms.domains(Hyper).items():
+            under = f" (with {option}={value})" if option else ""
+            shown.setdefault(each, (f"{Hyper._field_defaults[each]:.3g}", domain.words + under))
+    for each, (default, words) in shown.items():
+        listing.add_row(each, default, escape(words))
     for each, choices in known.items():
         listing.add_row(each, choices[0], " or ".join(choices))
     out.print(listing)
@@ -249,10 +254,7 @@ def _values(words: list[str]) -> dict[str, Any]:
 
 def _shared(compared: list[str], values: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """For each algorithm those of the settings that it has: not every one has every one."""
-    own = {
-        name: {*config.FIELDS, *algorithms.options(name), *algorithms.get(name).Hyper._fields}
-        for name in compared
-    }
+    own = {name: {*config.FIELDS, *algorithms.settings(name, values)} for name in compared}
     for key in values:
         if not any(key in known for known in own.values()):
             raise unknown("setting", key, set().union(*own.values()))

@@ -67,14 +67,15 @@ def resolve(values: Mapping[str, Any]) -> Config:
             raise InputError(f"{name} must be at least {least}, got {given[name]}.")
     base = Config(**given)
     own = {name: value for name, value in values.items() if name not in FIELDS}
-    known = algorithms.options(base.algorithm)
-    hyper_fields = algorithms.get(base.algorithm).Hyper._fields
+    known = algorithms.settings(base.algorithm, own)
     for name in own:
-        if name not in known and name not in hyper_fields:
-            raise unknown(f"setting of {base.algorithm}", name, (*FIELDS, *known, *hyper_fields))
-    own = preset(base.task, base.model).get(base.algorithm, {}) | own
+        if name not in known:
+            raise unknown(f"setting of {base.algorithm}", name, (*FIELDS, *known))
+    tuned = preset(base.task, base.model).get(base.algorithm, {})
+    own = {name: value for name, value in tuned.items() if name in known} | own
     _, hyper = algorithms.configure(base.algorithm, own)
-    chosen = {name: own.get(name, choices[0]) for name, choices in known.items()}
+    options = algorithms.options(base.algorithm)
+    chosen = {name: own.get(name, choices[0]) for name, choices in options.items()}
     return dataclasses.replace(base, chosen=chosen | hyper._asdict())
 
 

@@ -19,6 +19,7 @@ from fedda.models import Model
 from fedda.task import Plan, Task
 from fedda.tree import PyTree
 
+LONGEST = 1000
 Row = dict[str, Any]
 TOTALS = ("bytes_down", "bytes_up", "nonfinite_clients", "skipped_rounds")  # of a row, cumulative
 
@@ -166,9 +167,8 @@ def train(
     sent = core.traffic(algorithm, task, *one, shards, setup.cohort)
     full_task = task._replace(plan=Plan(task.plan.batch, unit="full"))
     switch = setup.rounds - setup.stabilise
-    width = min(
-        setup.eval_every, setup.rounds
-    )  # of the cohorts of a segment: one size, one program
+    # The rounds of one program at most: a size that does not depend on how many are asked for.
+    width = min(setup.eval_every, LONGEST)
 
     def row(number: int, run: Run, tally: Tally | None) -> Row:
         values: Row = {"train_loss": np.nan if tally is None else tally.loss / tally.rounds}
@@ -186,7 +186,9 @@ def train(
     while first < setup.rounds:
         last = min(first - first % setup.eval_every + setup.eval_every, setup.rounds)
         tally = None
-        for begin_round, end_round in _spans(first, last, switch, setup.host_rounds):
+        for begin_round, end_round in _spans(
+            first, last, switch, min(width, setup.host_rounds or width)
+        ):
             cohorts = np.zeros((len(seeds), width, setup.cohort), np.int32)
             for i, seed in enumerate(seeds):
                 for number in range(begin_round, end_round):
@@ -234,10 +236,10 @@ def _keys(seeds: Sequence[int]) -> Array:
     return jnp.stack(keys) if len(seeds) > 1 else keys[0]
 
 
-def _spans(first: int, last: int, switch: int, longest: int | None) -> Iterator[tuple[int, int]]:
+def _spans(first: int, last: int, switch: int, longest: int) -> Iterator[tuple[int, int]]:
     """Cuts the rounds from `first` to `last` at the switch to full batches, and not too long."""
     while first < last:
-        end = min(last, first + (longest or last))
+        end = min(last, first + longest)
         if first < switch:
             end = min(end, switch)
         yield first, end

@@ -76,7 +76,8 @@ class Task(NamedTuple):
         rows = jnp.arange(_round_up(shard.max_count, size), dtype=shard.count.dtype)
         mask = rows < shard.count
         rows = jnp.where(mask, rows, 0)  # masked slots read the client's own first example
-        return Batch(shard, rows.reshape(-1, size), mask.reshape(-1, size), key, whole=True)
+        noise_key = random.fold_in(key, 2)  # `batches` splits 0 and 1 off the same key
+        return Batch(shard, rows.reshape(-1, size), mask.reshape(-1, size), noise_key, whole=True)
 
     def batches(self, shard: Shard, key: Array) -> Batches:
         """The client's batches: shuffled anew every epoch, cut after the epochs were joined.

@@ -84,6 +84,13 @@ def options(name: str) -> dict[str, tuple[str, ...]]:
     return found
 
 
+def settings(name: str, chosen: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of an algorithm's options and hyper-parameters, under these of its options."""
+    known = options(name)
+    record = get(name, **{key: value for key, value in chosen.items() if key in known})
+    return (*known, *record.Hyper._fields)
+
+
 def get(name: str, **chosen: str) -> Algorithm:
     """The algorithm with this name; equal requests give one and the same record."""
     known = options(name)

@@ -1,0 +1,148 @@
+"""CLIMB (Shen et al., ICLR 2022): FedAvg that listens more to clients who are worse off.
+
+It minimises the mean of the clients' losses f_i subject to f_i <= mean f + eps for each of them.
+Client i keeps a multiplier lambda_i, at first 0, which grows while its loss exceeds that bound:
+
+    server:    sends W and L, the mean of all lambda_j, of clients heard and unheard
+    client i:  l_i = its mean loss at W, on all its examples, in training mode
+               y = W;  y <- y - client_lr * g_i(y; batch)    for every local step
+               w_i = max(0, 1 + lambda_i - L)
+               upload  p_i w_i (y - W),  p_i,  l_i,  1
+    server:    W <- W + server_lr * sum_i p_i w_i (y_i - W) / sum_i p_i
+               sends l = sum_i l_i / sum_i 1
+    client i:  c_i = clip(lambda_i + (dual_lr / clients) (l_i - l - eps), 0, 100) - lambda_i
+               lambda_i <- lambda_i + c_i
+               upload  c_i / clients
+    server:    L <- L + sum_i c_i / clients
+
+`clients` counts the whole population. So multipliers follow the losses at this round's W and
+weigh from the next round on. Without w_i in the divisor, the weights of a cohort do not sum to 1:
+the length of a step varies with who is drawn. eps is in units of the loss and its published
+default of 1 is large: where all losses are below 1, no multiplier ever leaves 0.
+
+The authors' code asks all clients for their losses, once in five rounds; here the cohort is asked
+every round, and its mean stands for that of all. The floor of 0 under w_i is added here: below it,
+W would move away from what a client has learnt.
+
+Option:
+    weighting  examples: p_i = N_i. uniform: p_i = 1, as in the authors' code.
+
+Weighting: by the number of examples, times w_i. A client keeps lambda_i (and l_i during a round),
+the server W, L and l. The second exchange is a number each way.
+Communication, in models: 1 down, 1 up.
+"""
+
+from functools import partial
+from typing import Literal, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, random
+
+from fedda import local, tree
+from fedda.algorithms import Reduction, fedavg
+from fedda.core import Algorithm, NonNegative, Phase, Positive, Seen
+from fedda.data.shards import Shard
+from fedda.task import Task
+from fedda.tree import PyTree
+
+LARGEST = 100.0  # multiplier
+
+
+class Hyper(NamedTuple):
+    client_lr: Positive = 0.1
+    server_lr: Positive = 1.0
+    dual_lr: NonNegative = 1.0
+    eps: NonNegative = 1.0
+
+
+class State(NamedTuple):
+    params: PyTree
+    mean_multiplier: Array  # L
+    mean_loss: Array  # l, of the last cohort
+
+
+class Memory(NamedTuple):
+    multiplier: Array  # lambda_i
+    loss: Array  # l_i
+    measured: Array  # 1 between the two exchanges of a round, else 0: whether l_i is this round's
+
+
+class Message(NamedTuple):
+    params: PyTree
+    mean_multiplier: Array
+
+
+class Upload(NamedTuple):
+    moved: local.Weighted
+    loss: local.Weighted
+
+
+def init(hp: Hyper, params: PyTree) -> State:
+    return State(params, jnp.zeros(()), jnp.zeros(()))
+
+
+def memory(hp: Hyper, params: PyTree) -> Memory:
+    return Memory(jnp.zeros(()), jnp.zeros(()), jnp.zeros(()))
+
+
+def send_model(hp: Hyper, state: State) -> Message:
+    return Message(state.params, state.mean_multiplier)
+
+
+def train(
+    weighting: str,
+    hp: Hyper,
+    task: Task,
+    message: Message,
+    memory: Memory,
+    shard: Shard,
+    key: Array,
+) -> tuple[Upload, Memory, Seen]:
+    one = jnp.ones(())
+    # Noise of its own for the loss: FedAvg's batches split their keys 0 and 1 off the client's.
+    loss = task.mean_loss(message.params, task.whole(shard, random.fold_in(key, 2)))
+    local_sgd = fedavg.Hyper(hp.client_lr)
+    (moved, p), _, seen = fedavg.work(local_sgd, task, message.params, (), shard, key)
+    if weighting == "uniform":
+        moved, p = tree.scale(1 / p, moved), one
+    w = jnp.maximum(0, 1 + memory.multiplier - message.mean_multiplier)
+    upload = Upload(local.Weighted(tree.scale(w, moved), p), local.Weighted(loss, one))
+    return upload, Memory(memory.multiplier, loss, one), seen
+
+
+def merge_models(hp: Hyper, state: State, total: Upload) -> State:
+    params = tree.axpy(hp.server_lr, local.mean(total.moved), state.params)
+    return State(params, state.mean_multiplier, local.mean(total.loss))
+
+
+def send_loss(hp: Hyper, state: State) -> Array:
+    return state.mean_loss
+
+
+def update_multiplier(
+    hp: Hyper, task: Task, mean_loss: Array, memory: Memory, shard: Shard, key: Array
+) -> tuple[Array, Memory, Seen]:
+    # Whoever was lost in the first exchange has no loss of this round, and is lost in this one.
+    loss = jnp.where(memory.measured > 0, memory.loss, jnp.nan)
+    ascent = hp.dual_lr / shard.num_clients * (loss - mean_loss - hp.eps)
+    multiplier = jnp.clip(memory.multiplier + ascent, 0, LARGEST)
+    change = (multiplier - memory.multiplier) / shard.num_clients
+    nothing = jnp.zeros(())
+    return change, Memory(multiplier, nothing, nothing), Seen(nothing, nothing)
+
+
+def merge_multipliers(hp: Hyper, state: State, change: Array) -> State:
+    return state._replace(mean_multiplier=state.mean_multiplier + change)
+
+
+def make(weighting: Literal["examples", "uniform"] = "examples") -> Algorithm:
+    """CLIMB (Shen et al. 2022): clients whose loss exceeds the mean weigh more."""
+    phases = (
+        Phase(send_model, partial(train, weighting), merge_models),
+        Phase(send_loss, update_multiplier, merge_multipliers),
+    )
+    return Algorithm(Hyper, init, memory, phases)
+
+
+variants = {"climb": make}
+reductions = [Reduction("climb", {"dual_lr": 0.0}, "fedavg")]
