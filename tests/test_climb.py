@@ -33,6 +33,7 @@ from problems import (
 )
 
 pytestmark = pytest.mark.usefixtures("x64", "quickly_compiled")
+PROVES = ("climb",)
 
 
 SEED, ROUNDS, COHORT = 7, 8, 3

@@ -10,6 +10,7 @@ import functools
 import inspect
 import re
 import typing
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -185,6 +186,16 @@ def test_the_docstring_says_what_a_user_must_know(name):
     text = algorithms.module_of(name).__doc__
     assert "Weighting: " in text
     assert "Communication, in models: " in text
+
+
+def test_every_algorithm_has_a_reference():
+    """A test file names in `PROVES` the algorithms that it holds a NumPy reference of."""
+    proved = []
+    for path in Path(__file__).parent.glob("test_*.py"):
+        proved += re.findall(
+            r"[a-z0-9-]+", "".join(re.findall(r"^PROVES = (.*)", path.read_text(), re.M))
+        )
+    assert sorted(proved) == sorted(algorithms.names())
 
 
 @every_name

@@ -25,6 +25,7 @@ from fedda.task import Plan, Task
 from problems import BATCH, CLASSIFIED, SIZES, W0, losses_of, matrix, mean_gradient, softmax
 
 pytestmark = pytest.mark.usefixtures("x64", "quickly_compiled")
+PROVES = ("fedlin",)
 
 
 SEED, ROUNDS, COHORT = 7, 8, 3

@@ -15,6 +15,7 @@ from fedda.losses import cross_entropy
 from problems import BATCH, CLASSIFIED, SIZES, W0, drawn, height, matrix, mean_gradient, softmax
 
 pytestmark = pytest.mark.usefixtures("x64", "quickly_compiled")
+PROVES = ("fedopt-sgdm", "fedopt-adam", "fedopt-adagrad", "fedopt-yogi")
 
 
 NAMES = ("fedopt-sgdm", "fedopt-adam", "fedopt-adagrad", "fedopt-yogi")

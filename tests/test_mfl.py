@@ -15,6 +15,7 @@ from fedda.losses import cross_entropy
 from problems import BATCH, CLASSIFIED, W0, drawn, height, matrix, mean_gradient, softmax
 
 pytestmark = pytest.mark.usefixtures("x64", "quickly_compiled")
+PROVES = ("mfl-sgdm", "mfl-adam", "mfl-adagrad")
 
 
 ETA, GAMMA, BETA1, BETA2, EPS = 0.1, 0.8, 0.8, 0.95, 0.05

@@ -17,6 +17,7 @@ from fedda.data.shards import from_clients
 from problems import BATCH, CLASSIFIED, SIZES, W0, drawn, losses_of, matrix, mean_gradient, softmax
 
 pytestmark = pytest.mark.usefixtures("x64")
+PROVES = ("fedavg", "fedprox", "fedda-sgdm", "fedda-adam", "fedda-adagrad")
 
 
 def fedavg(draws, W, *, client_lr, server_lr, mu=0.0):

@@ -19,6 +19,7 @@ from fedda.losses import cross_entropy
 from problems import BATCH, CLASSIFIED, SIZES, W0, drawn, losses_of, matrix, mean_gradient, softmax
 
 pytestmark = pytest.mark.usefixtures("x64", "quickly_compiled")
+PROVES = ("scaffold",)
 
 
 SEED, ROUNDS, COHORT = 7, 8, 3

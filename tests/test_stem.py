@@ -37,6 +37,7 @@ from problems import (
 )
 
 pytestmark = pytest.mark.usefixtures("x64", "quickly_compiled")
+PROVES = ("stem",)
 
 
 SEED, ROUNDS, COHORT = 7, 7, 3

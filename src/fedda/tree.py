@@ -39,6 +39,11 @@ def square(x: PyTree) -> PyTree:
     return jax.tree.map(jnp.square, x)
 
 
+def over_root(x: PyTree, v: PyTree, eps: ArrayLike) -> PyTree:
+    """`x / (sqrt(v) + eps)`: the step of Adam and of AdaGrad."""
+    return jax.tree.map(lambda x, v: x / (jnp.sqrt(v) + jnp.asarray(eps, v.dtype)), x, v)
+
+
 def zeros_like(x: PyTree) -> PyTree:
     return jax.tree.map(jnp.zeros_like, x)
 

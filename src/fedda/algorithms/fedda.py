@@ -42,7 +42,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -171,8 +170,7 @@ def adaptive_step(hp: Any, units: Units, params: PyTree, direction: PyTree, v: P
         if units == "grad"
         else (hp.server_lr, hp.eps / hp.client_lr)
     )
-    scaled = jax.tree.map(lambda d, v: d / (jnp.sqrt(v) + jnp.asarray(eps, v.dtype)), direction, v)
-    return tree.axpy(-rate, scaled, params)
+    return tree.axpy(-rate, tree.over_root(direction, v, eps), params)
 
 
 def adagrad(units: Units = "grad", gradient: Gradient = "momentum") -> Algorithm:

@@ -107,8 +107,7 @@ def start_of_second(hp: Any, form: Form, params: PyTree) -> PyTree:
 
 def adaptive_step(hp: Any, rate: ArrayLike, params: PyTree, m: PyTree, v: PyTree) -> PyTree:
     """Params + rate m / (sqrt(v) + tau)."""
-    scaled = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + jnp.asarray(hp.tau, v.dtype)), m, v)
-    return tree.axpy(rate, scaled, params)
+    return tree.axpy(rate, tree.over_root(m, v, hp.tau), params)
 
 
 def sgdm(form: Form = "keras") -> Algorithm:

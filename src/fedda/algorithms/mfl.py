@@ -110,11 +110,6 @@ def averaged(Hyper: Any, init: Callable[[Any, PyTree], State], step: Step) -> Al
     return Algorithm(Hyper, init, memory, (Phase(send, work, merge),))
 
 
-def preconditioned(hp: Any, direction: PyTree, v: PyTree) -> PyTree:
-    """Direction / (sqrt(v) + eps)."""
-    return jax.tree.map(lambda d, v: d / (jnp.sqrt(v) + jnp.asarray(hp.eps, v.dtype)), direction, v)
-
-
 def sgdm(damping: Literal["off", "on"] = "off") -> Algorithm:
     """MFL (Liu et al. 2020): local SGDM, model and momentum averaged."""
     damped = damping == "on"
@@ -138,7 +133,7 @@ def adagrad() -> Algorithm:
 
     def step(hp: AdaGrad, state: State, gradient: PyTree) -> State:
         v = tree.add(state.second, tree.square(gradient))
-        params = tree.axpy(-hp.client_lr, preconditioned(hp, gradient, v), state.params)
+        params = tree.axpy(-hp.client_lr, tree.over_root(gradient, v, hp.eps), state.params)
         return State(params, second=v)
 
     return averaged(AdaGrad, init, step)
@@ -155,7 +150,7 @@ def adam() -> Algorithm:
         m = tree.blend(hp.beta1, state.momentum, gradient)
         v = tree.blend(hp.beta2, state.second, tree.square(gradient))
         corrected = tree.scale(1 / (1 - hp.beta2**t), v)
-        direction = tree.scale(1 / (1 - hp.beta1**t), preconditioned(hp, m, corrected))
+        direction = tree.scale(1 / (1 - hp.beta1**t), tree.over_root(m, corrected, hp.eps))
         return State(tree.axpy(-hp.client_lr, direction, state.params), m, v, t)
 
     return averaged(Adam, init, step)

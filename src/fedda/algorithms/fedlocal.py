@@ -1,0 +1,184 @@
+"""FedLocal (Wang et al., 2021): clients run an adaptive optimiser, restarted in every round.
+
+    client i:  y = W;  u = v = q = A = 0;  for local step k = 1 .. T_i, with g = g_i(y; batch):
+      sgdm         u <- beta u + g;  y <- y - client_lr * u;  p = 1
+      adam         u <- beta1 u + (1 - beta1) g;  v <- beta2 v + (1 - beta2) g²
+                   y <- y - client_lr * (u / (1 - beta1^k)) / (sqrt(v / (1 - beta2^k)) + eps)
+                   p = 1 / (sqrt(v) + eps)          this v is not corrected for bias
+      adagrad      v <- v + g²;  y <- y - client_lr * g / (sqrt(v) + eps);  p = 1 / (sqrt(v) + eps)
+                   q <- beta q + (1 - beta) p       beta is beta1 for adam and 0 for adagrad
+                   A <- A + q
+               upload  N_i (y - W) / A,  N_i / A,  N_i
+    server:    D_i = (y_i - W) / A_i,  and 0 where A_i = 0;  means are weighted by N_i
+               W <- W + server_lr * (mean of D_i) / (mean of 1 / A_i)
+
+A_i is what the client's optimiser did to its gradients in total; dividing by it, clients that took
+more or longer steps do not pull the mean to their own optimum. The undamped momentum of SGDM beside
+its damped q is a factor 1 - beta in A_i, which cancels here and stays in the `local` correction.
+For plain SGD A_i = T_i, and this is FedNova; if all A_i are equal, it is no correction.
+
+Option:
+    correction  joint: as above. local: W <- W + server_lr * (mean of D_i).
+                none: W <- W + server_lr * (mean of y_i - W), and 1 / A_i is not sent.
+
+Weighting: by the number of examples. Nobody keeps anything but the server its W. The A_i of SGDM is
+one number, which costs nothing to send.
+Communication, in models: 1 down, 1 up (fedlocal-sgdm); 1 down, 2 up (fedlocal-adam,
+fedlocal-adagrad).
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
+
+from fedda import local, tree
+from fedda.algorithms import Reduction, fedavg
+from fedda.core import Algorithm, Decay, Phase, Positive, Seen
+from fedda.data.shards import Shard
+from fedda.task import Batch, Task
+from fedda.tree import PyTree
+
+
+class SGDM(NamedTuple):
+    client_lr: Positive = 0.1
+    server_lr: Positive = 1.0
+    beta: Decay = 0.9
+
+
+class Adam(NamedTuple):
+    client_lr: Positive = 0.01
+    server_lr: Positive = 1.0
+    beta1: Decay = 0.9
+    beta2: Decay = 0.99
+    eps: Positive = 1e-3
+
+
+class AdaGrad(NamedTuple):
+    client_lr: Positive = 0.01
+    server_lr: Positive = 1.0
+    eps: Positive = 1e-3
+
+
+class Moments(NamedTuple):
+    """The state of a client's optimiser, which lives for one round."""
+
+    first: PyTree = ()  # u
+    second: PyTree = ()  # v
+    steps: PyTree = ()  # k, as a floating-point number: it is only ever an exponent
+
+
+class Optimiser(NamedTuple):
+    Hyper: Any
+    beta: Callable[[Any], ArrayLike]
+    start: Callable[[PyTree], tuple[Moments, PyTree]]  # the moments, and a zero like p
+    step: Callable[[Any, Moments, PyTree], tuple[PyTree, Moments, PyTree]]
+    # (hp, moments, g) -> (direction, moments, p)
+
+
+class Upload(NamedTuple):
+    moved: PyTree  # y - W, or D_i
+    inverse: PyTree = ()  # 1 / A_i
+
+
+Correction = Literal["joint", "local", "none"]
+
+
+def divide(x: PyTree, y: PyTree) -> PyTree:
+    """`x / y`, and 0 where `y` is."""
+    return jax.tree.map(lambda x, y: jnp.where(y == 0, jnp.zeros_like(x), x / y), x, y)
+
+
+def damped_root(hp: Any, v: PyTree) -> PyTree:
+    """`sqrt(v) + eps`."""
+    return jax.tree.map(lambda leaf: jnp.sqrt(leaf) + jnp.asarray(hp.eps, leaf.dtype), v)
+
+
+def federated(optimiser: Optimiser, correction: Correction) -> Algorithm:
+    def work(
+        hp: Any, task: Task, params: PyTree, memory: PyTree, shard: Shard, key: Array
+    ) -> tuple[local.Weighted, PyTree, Seen]:
+        def step(carry: tuple[PyTree, ...], batch: Batch) -> tuple[tuple[PyTree, ...], Seen]:
+            y, moments, q, A = carry
+            gradient, seen = task.gradient(y, batch)
+            direction, moments, p = optimiser.step(hp, moments, gradient)
+            q = tree.blend(optimiser.beta(hp), q, p)
+            return (tree.axpy(-hp.client_lr, direction, y), moments, q, tree.add(A, q)), seen
+
+        moments, zero = optimiser.start(params)
+        start = (params, moments, zero, zero)
+        (y, _, _, A), seen = local.steps(step, start, task.batches(shard, key))
+        moved = tree.sub(y, params)
+        if correction == "none":
+            upload = Upload(moved)
+        elif correction == "local":
+            upload = Upload(divide(moved, A))
+        else:
+            upload = Upload(divide(moved, A), divide(jax.tree.map(jnp.ones_like, A), A))
+        return local.weighted(shard, upload), memory, seen
+
+    def merge(hp: Any, state: fedavg.State, total: local.Weighted) -> fedavg.State:
+        mean = local.mean(total)
+        moved = divide(mean.moved, mean.inverse) if correction == "joint" else mean.moved
+        return fedavg.State(tree.axpy(hp.server_lr, moved, state.params))
+
+    phases = (Phase(fedavg.send, work, merge),)
+    return Algorithm(optimiser.Hyper, fedavg.init, fedavg.memory, phases)
+
+
+def sgdm(correction: Correction = "joint") -> Algorithm:
+    """FedLocal+SGDM (Wang et al. 2021): clients run SGDM, and their progress is made comparable."""
+
+    def start(params: PyTree) -> tuple[Moments, PyTree]:
+        # One number for each array: p, q and A are the same in all its entries.
+        zero = jax.tree.map(lambda leaf: jnp.zeros((), leaf.dtype), params)
+        return Moments(first=tree.zeros_like(params)), zero
+
+    def step(hp: SGDM, moments: Moments, g: PyTree) -> tuple[PyTree, Moments, PyTree]:
+        u = tree.axpy(hp.beta, moments.first, g)
+        one = jax.tree.map(lambda leaf: jnp.ones((), leaf.dtype), g)
+        return u, Moments(first=u), one
+
+    return federated(Optimiser(SGDM, lambda hp: hp.beta, start, step), correction)
+
+
+def adam(correction: Correction = "joint") -> Algorithm:
+    """FedLocal+Adam (Wang et al. 2021): clients run Adam, and their progress is made comparable."""
+
+    def start(params: PyTree) -> tuple[Moments, PyTree]:
+        zeros = tree.zeros_like(params)
+        return Moments(zeros, zeros, jnp.zeros(())), zeros
+
+    def step(hp: Adam, moments: Moments, g: PyTree) -> tuple[PyTree, Moments, PyTree]:
+        k = moments.steps + 1
+        u = tree.blend(hp.beta1, moments.first, g)
+        v = tree.blend(hp.beta2, moments.second, tree.square(g))
+        first, second = tree.scale(1 / (1 - hp.beta1**k), u), tree.scale(1 / (1 - hp.beta2**k), v)
+        direction = jax.tree.map(jnp.divide, first, damped_root(hp, second))
+        return direction, Moments(u, v, k), jax.tree.map(jnp.reciprocal, damped_root(hp, v))
+
+    return federated(Optimiser(Adam, lambda hp: hp.beta1, start, step), correction)
+
+
+def adagrad(correction: Correction = "joint") -> Algorithm:
+    """FedLocal+AdaGrad (Wang et al. 2021): clients run AdaGrad, their progress made comparable."""
+
+    def start(params: PyTree) -> tuple[Moments, PyTree]:
+        zeros = tree.zeros_like(params)
+        return Moments(second=zeros), zeros
+
+    def step(hp: AdaGrad, moments: Moments, g: PyTree) -> tuple[PyTree, Moments, PyTree]:
+        v = tree.add(moments.second, tree.square(g))
+        root = damped_root(hp, v)
+        p = jax.tree.map(jnp.reciprocal, root)
+        return jax.tree.map(jnp.divide, g, root), Moments(second=v), p
+
+    return federated(Optimiser(AdaGrad, lambda hp: 0.0, start, step), correction)
+
+
+variants = {"fedlocal-sgdm": sgdm, "fedlocal-adam": adam, "fedlocal-adagrad": adagrad}
+# With the joint correction, beta = 0 is FedAvg only if all clients take equally many steps.
+reductions = [Reduction("fedlocal-sgdm", {"beta": 0.0}, "fedavg", options={"correction": "none"})]
