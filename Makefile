@@ -3,21 +3,25 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: demo test test-slow test-floor lint format lock clean
+.PHONY: demo test test-slow test-floor test-peers lint format lock clean
 
 demo: $(VENV)/ready  ## Five algorithms on 100 clients with handwritten digits, a table and a report
 	$(BIN)/fedda compare $(DEMO)
 
 test: $(VENV)/ready  ## Everything but the slow tests
-	$(BIN)/pytest -n auto -m "not slow" $(TESTS)
+	$(BIN)/pytest -n auto --dist loadgroup -m "not slow" $(TESTS)
 
 test-slow: $(VENV)/ready
-	$(BIN)/pytest -n auto -m slow $(TESTS)
+	$(BIN)/pytest -m slow $(TESTS)
 
 test-floor:  ## The numerical tests with the oldest supported JAX, in an environment of its own
 	$(MAKE) VENV=.venv-floor LOCK=requirements-floor.lock .venv-floor/ready
 	.venv-floor/bin/pytest -n auto -m "not slow" -W default \
 	    tests/test_oracles.py tests/test_exactness.py tests/test_contract.py tests/test_models.py
+
+test-peers:  ## Equality with FedJAX and Flower, in an environment of its own
+	$(MAKE) VENV=.venv-peers LOCK=tests/peers/requirements.txt .venv-peers/ready
+	FEDDA_PEERS=1 .venv-peers/bin/pytest -n auto -W default tests/peers
 
 lint: $(VENV)/ready
 	$(BIN)/ruff format --check .
@@ -42,9 +46,13 @@ lock: $(VENV)/ready  ## Resolve the newest versions anew, and the oldest that ar
 	.venv-lock/bin/uv pip compile $(RESOLVE) -o requirements.lock
 	.venv-lock/bin/uv pip compile $(RESOLVE) --resolution lowest-direct \
 	    -o requirements-floor.lock
+	printf '%s\n' editables fedjax hatchling pytest pytest-xdist | \
+	    .venv-lock/bin/uv pip compile pyproject.toml - --extra flower --universal \
+	    --python-version 3.11 --fork-strategy requires-python --generate-hashes --no-annotate \
+	    --no-header --quiet --upgrade -o tests/peers/requirements.txt
 
 RESOLVE = pyproject.toml --extra dev --extra report --universal --python-version 3.11 \
     --fork-strategy requires-python --generate-hashes --no-annotate --no-header --quiet --upgrade
 
 clean:
-	rm -rf .venv .venv-floor .venv-lock build dist
+	rm -rf .venv .venv-floor .venv-lock .venv-peers build dist

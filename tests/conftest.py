@@ -1,5 +1,6 @@
 """JAX is stricter here than for users: no silent change of rank or dtype, two CPU devices."""
 
+import gc
 import os
 
 os.environ["XLA_FLAGS"] = (
@@ -7,6 +8,7 @@ os.environ["XLA_FLAGS"] = (
 )
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import jax
 import pytest
@@ -28,3 +30,18 @@ def quickly_compiled() -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
+
+
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Drops compiled programs in time: each takes some hundred memory maps, Linux allows 65,530."""
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > 30_000:
+        jax.clear_caches()
+        gc.collect()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keeps tests that share programs on one worker: a file, or an algorithm's contract."""
+    for item in items:
+        variant = getattr(item, "callspec", None) and item.callspec.params.get("variant")
+        item.add_marker(pytest.mark.xdist_group(f"{item.path.stem} {variant}"))

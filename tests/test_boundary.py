@@ -15,6 +15,14 @@ X, Y = np.ones((4, 3), np.float32), np.zeros(4, np.int32)
 CLIENTS = [(X, Y)] * 3
 
 
+def named(name):
+    def metric(outputs, y):
+        return accuracy(outputs, y)
+
+    metric.__name__ = name
+    return metric
+
+
 def run(algorithm="fedavg", clients=CLIENTS, loss=cross_entropy, **settings):
     return fedda.run(algorithm, MODEL, clients, loss, **({"cohort": 1, "rounds": 1} | settings))
 
@@ -38,6 +46,14 @@ def run(algorithm="fedavg", clients=CLIENTS, loss=cross_entropy, **settings):
         ({"seed": 2**33}, r"seed must be below 2\*\*31"),
         ({"stabilise": "a"}, "stabilise must be a share"),
         ({"stabilise": True}, "stabilise must be a share"),
+        ({"round": 3}, "unknown setting of fedavg 'round'. Did you mean rounds"),
+        ({"eval_evry": 3}, "Did you mean eval_every"),
+        ({"loss": "cross_entropy"}, "loss must be a function .* got 'cross_entropy'"),
+        ({"metrics": [accuracy]}, "metrics are of the test set: give test"),
+        ({"metrics": [accuracy, accuracy], "test": (X, Y)}, "the metric name 'accuracy' is taken"),
+        ({"metrics": [named("loss")], "test": (X, Y)}, "the metric name 'loss' is taken"),
+        ({"test": (X, Y.astype(float))}, "y of the test set must hold one whole number"),
+        ({"memory_gb": -1}, "memory_gb must be a positive number, got -1"),
         ({"metrics": accuracy}, "metrics must be a list of named functions"),
         ({"metrics": [functools.partial(accuracy)]}, "metrics must be a list of named functions"),
         ({"clients": None}, "clients must be a list of pairs .* got NoneType"),
@@ -66,6 +82,42 @@ def test_refused(mistake, message):
 )
 def test_accepted(unusual):
     assert run(**unusual).history[-1]["round"] == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ((MODEL.init, MODEL.apply), r"model must be a fedda\.Model\(init, apply\), got tuple"),
+        (fedda.Model(lambda key: {}, MODEL.apply), "the parameters must be arrays .* got none"),
+        (
+            fedda.Model(lambda key: {"w": jnp.zeros((3, 2), "float16")}, MODEL.apply),
+            "float16 overflows in sums over clients",
+        ),
+        (
+            fedda.Model(MODEL.init, lambda params, x: params["v"]),
+            "the model cannot be applied to a batch of examples of shape",
+        ),
+    ],
+    ids=["a tuple", "no parameters", "float16", "a KeyError"],
+)
+def test_models_refused(model, message):
+    with pytest.raises(InputError, match=message):
+        fedda.run("fedavg", model, CLIENTS, cross_entropy, cohort=1, rounds=1)
+
+
+def test_a_record_of_ones_own_is_run_like_a_named_one():
+    record = fedda.algorithms.get("fedprox")
+    ours = run(record, mu=0.5, rounds=3)
+    np.testing.assert_array_equal(ours.params["w"], run("fedprox", mu=0.5, rounds=3).params["w"])
+    with pytest.raises(InputError, match="unknown setting of this algorithm 'nu'"):
+        run(record, nu=0.5)
+
+
+def test_a_loss_that_is_not_finite_is_counted():
+    """Labels outside the outputs, hidden from the check: the gradient of such a loss may be 0."""
+    result = run(clients=[(X, Y + 5)] * 3, loss=lambda outputs, y: cross_entropy(outputs, y))
+    assert result.history[-1]["nonfinite_clients"] == 1
+    assert result.history[-1]["skipped_rounds"] == 1
 
 
 def test_grid_values_must_be_lists():

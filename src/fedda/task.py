@@ -71,7 +71,10 @@ class Task(NamedTuple):
     reduction: Literal["mean", "sum"] = "mean"  # of the losses of a mini-batch
 
     def whole(self, shard: Shard, key: Array) -> Batch:
-        """All of a client's examples as one batch, taken in parts of a mini-batch's size."""
+        """All of a client's examples as one batch, taken in parts of a mini-batch's size.
+
+        Its noise is its own, also where `batches` is given the same key.
+        """
         size = self.plan.batch
         rows = jnp.arange(_round_up(shard.max_count, size), dtype=shard.count.dtype)
         mask = rows < shard.count

@@ -36,7 +36,7 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
-from jax import Array, random
+from jax import Array
 
 from fedda import local, tree
 from fedda.algorithms import Reduction, fedavg
@@ -99,8 +99,7 @@ def train(
     key: Array,
 ) -> tuple[Upload, Memory, Seen]:
     one = jnp.ones(())
-    # Noise of its own for the loss: FedAvg's batches split their keys 0 and 1 off the client's.
-    loss = task.mean_loss(message.params, task.whole(shard, random.fold_in(key, 2)))
+    loss = task.mean_loss(message.params, task.whole(shard, key))
     local_sgd = fedavg.Hyper(hp.client_lr)
     (moved, p), _, seen = fedavg.work(local_sgd, task, message.params, (), shard, key)
     if weighting == "uniform":

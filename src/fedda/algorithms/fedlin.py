@@ -38,7 +38,7 @@ between could save.
 from typing import Annotated, Any, Literal, NamedTuple
 
 import jax.numpy as jnp
-from jax import Array, random
+from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from fedda import local, tree
@@ -168,8 +168,7 @@ def make(
             steps = jnp.asarray(batches.steps, lr.dtype)
             lr = lr / jnp.maximum(steps, 1)  # an empty client takes none
         if same_batch == "no":
-            # `batches` splits the key in two, so 2 is a number it has not used.
-            fixed = full_gradient(task, message.params, shard, random.fold_in(key, 2))
+            fixed = full_gradient(task, message.params, shard, key)
 
         def step(y: PyTree, batch: Batch) -> tuple[PyTree, Seen]:
             gradient, seen = task.gradient(y, batch)

@@ -41,7 +41,7 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
-from jax import Array, random
+from jax import Array
 
 from fedda import local, tree
 from fedda.algorithms import Reduction
@@ -110,8 +110,8 @@ def send_params(hp: Any, state: State) -> PyTree:
 
 
 def full_gradient(task: Task, params: PyTree, shard: Shard, key: Array) -> PyTree:
-    """c_i, in training mode, with noise of its own: the batches' keys are 0 and 1 of `key`."""
-    gradient, _ = task.gradient(params, task.whole(shard, random.fold_in(key, 2)))
+    """c_i, in training mode."""
+    gradient, _ = task.gradient(params, task.whole(shard, key))
     return gradient
 
 

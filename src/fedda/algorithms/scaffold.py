@@ -27,7 +27,7 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
-from jax import Array, random
+from jax import Array
 
 from fedda import local, tree
 from fedda.core import Algorithm, Phase, Positive, Seen
@@ -92,7 +92,7 @@ def work(
         steps = jnp.asarray(batches.steps, jnp.result_type(float))
         new = tree.scale(1 / jnp.maximum(steps, 1), total)  # an empty client takes none
     else:
-        everything = task.whole(shard, random.fold_in(key, 2))  # 0 and 1 are those of `batches`
+        everything = task.whole(shard, key)
         new, _ = task.gradient(server.params, everything)
     moved = tree.sub(y, server.params)
     upload = Upload(
