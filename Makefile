@@ -12,7 +12,7 @@ test: $(VENV)/ready  ## Everything but the slow tests
 	$(BIN)/pytest -n auto --dist loadgroup -m "not slow" $(TESTS)
 
 test-slow: $(VENV)/ready
-	$(BIN)/pytest -m slow $(TESTS)
+	$(BIN)/pytest -n auto --dist loadgroup -m slow $(TESTS)
 
 test-floor:  ## The numerical tests with the oldest supported JAX, in an environment of its own
 	$(MAKE) VENV=.venv-floor LOCK=requirements-floor.lock .venv-floor/ready

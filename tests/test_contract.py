@@ -29,7 +29,7 @@ from fedda.losses import squared_error
 from fedda.simulate import Setup
 from fedda.task import Plan, Task
 
-pytestmark = pytest.mark.usefixtures("x64", "quickly_compiled")
+pytestmark = pytest.mark.usefixtures("x64")
 
 
 # ------------------------------------------------------------------------- the federation
@@ -130,7 +130,13 @@ VARIANTS = [
         ),
     )
 ]
-every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=str)
+# What an option changes is the business of the algorithm's own tests; that it keeps the contract
+# too is checked with the slow ones.
+every_variant = pytest.mark.parametrize(
+    "variant",
+    [pytest.param(each, marks=[pytest.mark.slow] if each.chosen else []) for each in VARIANTS],
+    ids=str,
+)
 every_name = pytest.mark.parametrize("name", algorithms.names())
 
 

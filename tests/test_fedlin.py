@@ -24,7 +24,7 @@ from fedda.losses import cross_entropy
 from fedda.task import Plan, Task
 from problems import BATCH, CLASSIFIED, SIZES, W0, losses_of, matrix, mean_gradient, softmax
 
-pytestmark = pytest.mark.usefixtures("x64", "quickly_compiled")
+pytestmark = pytest.mark.usefixtures("x64")
 PROVES = ("fedlin",)
 
 

@@ -14,7 +14,7 @@ from fedda import api, simulate
 from fedda.losses import cross_entropy
 from problems import BATCH, CLASSIFIED, W0, drawn, height, matrix, mean_gradient, softmax
 
-pytestmark = pytest.mark.usefixtures("x64", "quickly_compiled")
+pytestmark = pytest.mark.usefixtures("x64")
 PROVES = ("mfl-sgdm", "mfl-adam", "mfl-adagrad")
 
 

@@ -31,7 +31,7 @@ from problems import (
     softmax,
 )
 
-pytestmark = pytest.mark.usefixtures("x64", "quickly_compiled")
+pytestmark = pytest.mark.usefixtures("x64")
 PROVES = (
     "mimelite-sgdm",
     "mimelite-adam",

@@ -34,14 +34,6 @@ CONVOLUTIONS = [
 ]
 
 
-@pytest.fixture
-def quickly_compiled():
-    """What a program computes is tested here, not how fast: compiling takes half the time."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def normal(number, shape):
     return random.normal(random.key(number), shape)
 
@@ -52,7 +44,7 @@ def plain_conv(inputs, kernel, strides, padding):
     )
 
 
-@pytest.mark.usefixtures("x64", "quickly_compiled")
+@pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize(("size", "padding", "strides"), CONVOLUTIONS, ids=str)
 def test_patches_conv_is_a_convolution(size, padding, strides):
     inputs, kernel = normal(0, (2, 9, 10, 2)), normal(1, (*size, 2, 3))
@@ -130,7 +122,7 @@ def test_cnn_drops_a_quarter_of_the_maxima_and_half_of_the_hidden_layer():
     assert (module.dropout1.rate, module.dropout2.rate) == (0.25, 0.5)
 
 
-@pytest.mark.usefixtures("x64", "quickly_compiled")
+@pytest.mark.usefixtures("x64")
 def test_cnn_against_its_description():
     model, x = cnn(9, 2, 5), normal(1, (4, 9, 9, 2))
     params = jax.tree.map(lambda leaf: leaf.astype(float) + 0.1, model.init(random.key(0)))

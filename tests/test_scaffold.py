@@ -18,7 +18,7 @@ from fedda.cohort import draw_cohort
 from fedda.losses import cross_entropy
 from problems import BATCH, CLASSIFIED, SIZES, W0, drawn, losses_of, matrix, mean_gradient, softmax
 
-pytestmark = pytest.mark.usefixtures("x64", "quickly_compiled")
+pytestmark = pytest.mark.usefixtures("x64")
 PROVES = ("scaffold",)
 
 

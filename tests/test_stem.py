@@ -36,7 +36,7 @@ from problems import (
     softmax,
 )
 
-pytestmark = pytest.mark.usefixtures("x64", "quickly_compiled")
+pytestmark = pytest.mark.usefixtures("x64")
 PROVES = ("stem",)
 
 

@@ -4,6 +4,10 @@ A checkpoint holds the run's pytree and a small dictionary of plain numbers.
 """
 
 import logging
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +18,22 @@ import orbax.checkpoint as ocp
 from fedda.tree import PyTree
 
 KEPT = 3  # more than one, so that a damaged file costs some rounds and not the run
+
+
+@contextmanager
+def _interrupted_later() -> Iterator[None]:
+    """Holds Ctrl-C back until a save is whole: Orbax's threads would report it as an error."""
+    if threading.current_thread() is not threading.main_thread():  # it gets no signals
+        yield
+        return
+    held: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: held.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if held:
+        raise KeyboardInterrupt
 
 
 class Checkpoint(NamedTuple):
@@ -38,13 +58,11 @@ class Checkpoints:
         arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(run)]
         # Orbax refuses empty arrays, and none is needed to know that there is nothing.
         leaves = {str(i): array for i, array in enumerate(arrays) if array.size}
-        self._manager.save(
-            round_number,
-            args=ocp.args.Composite(
-                run=ocp.args.StandardSave(leaves), numbers=ocp.args.JsonSave(numbers)
-            ),
-            force=True,
+        items = ocp.args.Composite(
+            run=ocp.args.StandardSave(leaves), numbers=ocp.args.JsonSave(numbers)
         )
+        with _interrupted_later():
+            self._manager.save(round_number, args=items, force=True)
 
     def newest_whole(self, like: PyTree, min_bytes: int) -> tuple[Checkpoint | None, list[str]]:
         """The newest checkpoint that can be read, and a note on each that could not.
