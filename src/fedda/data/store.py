@@ -1,0 +1,306 @@
+"""A data set on disk: converted once, then memory-mapped.
+
+A store is a folder of plain arrays and `meta.json`, which says what they are and is written last.
+The folder appears under its name only when it is whole, so a killed import leaves nothing that
+could be taken for data. Clients may be written in any order; they are read in the order of their
+ids, compared as text.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from fedda.errors import InputError
+
+VERSION = 1  # of the layout below: a store of another version is imported anew
+
+
+class Rows(NamedTuple):
+    """Examples of unequal lengths, one after the other."""
+
+    values: np.ndarray
+    length: np.ndarray  # of each example
+
+
+Column = np.ndarray | Rows
+Client = tuple[str, Mapping[str, Column]]  # an id, and columns over the client's examples
+
+
+class Source(NamedTuple):
+    """What a reader finds: clients for each split, one at a time, and texts such as vocabularies.
+
+    Every client has the columns `x` and `y`, of one dtype and shape an example in all of a split.
+    """
+
+    splits: Mapping[str, Iterable[Client]]
+    texts: Callable[[], Mapping[str, str]] = dict  # asked after the clients were read
+    words: str = ""  # how the data came to be, for a person
+
+
+class Stale(Exception):
+    """A store that must not be read: made by another version, from other files, or not whole."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One column of a split, as it lies on disk."""
+
+    values: np.ndarray  # [examples, ...], or of all examples' parts if ragged
+    length: np.ndarray | None  # [examples], if ragged
+    first: np.ndarray | None  # [clients]: where each client's values begin, if ragged
+
+    @property
+    def ragged(self) -> bool:
+        return self.length is not None
+
+
+@dataclass(frozen=True)
+class Split:
+    """The clients of one split, in the order of their ids."""
+
+    start: np.ndarray  # [clients] int64: the row of each client's first example
+    count: np.ndarray  # [clients] int64
+    fields: Mapping[str, Field]
+    _names: np.ndarray
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.count)
+
+    @property
+    def num_examples(self) -> int:
+        return int(self.count.sum())
+
+    @cached_property
+    def clients(self) -> list[str]:
+        return [name.decode() for name in self._names.tolist()]
+
+    def column(self, name: str, client: int, most: int | None = None) -> Column:
+        """A client's examples, or the first `most` of them."""
+        field = self.fields[name]
+        begin = int(self.start[client])
+        count = int(self.count[client]) if most is None else min(int(self.count[client]), most)
+        if field.length is None or field.first is None:
+            return field.values[begin : begin + count]
+        length = field.length[begin : begin + count]
+        first = int(field.first[client])
+        return Rows(field.values[first : first + int(length.sum(dtype=np.int64))], length)
+
+
+@dataclass(frozen=True)
+class Store:
+    path: Path
+    meta: Mapping[str, Any]
+    splits: Mapping[str, Split]
+
+    def text(self, name: str) -> str:
+        return (self.path / name).read_text(encoding="utf-8")
+
+
+def write(path: Path, source: Source, origin: Mapping[str, Any]) -> Store:
+    """Writes a store, or replaces it, and opens it. `origin` says what it was made from."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as work:
+        folder = Path(work) / path.name
+        folder.mkdir()
+        splits, files = {}, {}
+        for name, clients in source.splits.items():
+            (folder / name).mkdir()
+            splits[name], written = _write_split(folder, name, clients)
+            files |= written
+        for name, text in source.texts().items():
+            with _Part(folder, name) as part:
+                part.write(text.encode())
+            files[name] = part.facts()
+        meta = {
+            "version": VERSION,
+            "origin": dict(origin),
+            "words": source.words,
+            "splits": splits,
+            "files": files,
+        }
+        with open(folder / "meta.json", "w", encoding="utf-8") as file:
+            json.dump(meta, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        if path.exists():
+            os.replace(path, Path(work) / "old")  # goes with the temporary folder
+        os.replace(folder, path)
+    return open_store(path)
+
+
+def open_store(path: Path) -> Store:
+    """Maps a store into memory. Raises `Stale` if it is not one that this version wrote whole."""
+    meta = _meta(path)
+    for name, facts in meta["files"].items():
+        try:
+            size = (path / name).stat().st_size
+        except OSError:
+            raise Stale(f"{path / name} is missing") from None
+        if size != facts["bytes"]:
+            raise Stale(f"{path / name} has {size} bytes instead of {facts['bytes']}")
+    return Store(
+        path, meta, {name: _open_split(path / name, about) for name, about in meta["splits"].items()}
+    )
+
+
+def verify(path: Path) -> None:
+    """Reads every byte of a store. Raises `Stale` if one differs from what was written."""
+    for name, facts in _meta(path)["files"].items():
+        with open(path / name, "rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != facts["sha256"]:
+            raise Stale(f"{path / name} has sha256 {found} instead of {facts['sha256']}")
+
+
+def remove(path: Path) -> None:
+    shutil.rmtree(path)
+
+
+def _meta(path: Path) -> dict[str, Any]:
+    try:
+        meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise Stale(f"{path} has no meta.json") from None
+    except ValueError:
+        raise Stale(f"{path / 'meta.json'} is not valid JSON") from None
+    if not isinstance(meta, dict) or meta.get("version") != VERSION:
+        raise Stale(f"{path} was written by another version of fedda")
+    return meta
+
+
+class _Part:
+    """A file that grows, and what `meta.json` says of it."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._file: BinaryIO = open(folder / name, "wb")  # noqa: SIM115 - closed by __exit__
+        self._hash = hashlib.sha256()
+        self._bytes = 0
+
+    def write(self, data: bytes | memoryview) -> None:
+        self._file.write(data)
+        self._hash.update(data)
+        self._bytes += len(data)
+
+    def append(self, array: np.ndarray) -> None:
+        if array.size:
+            self.write(memoryview(np.ascontiguousarray(array)).cast("B"))
+
+    def facts(self) -> dict[str, Any]:
+        return {"bytes": self._bytes, "sha256": self._hash.hexdigest()}
+
+    def __enter__(self) -> "_Part":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+
+class _Growing:
+    """One column while it is written."""
+
+    def __init__(self, folder: Path, split: str, name: str, first: Column) -> None:
+        values = first.values if isinstance(first, Rows) else first
+        self.ragged = isinstance(first, Rows)
+        self.dtype, self.shape = values.dtype, list(values.shape[1:])
+        self.values = _Part(folder, f"{split}/{name}.values")
+        self.length = _Part(folder, f"{split}/{name}.length") if self.ragged else None
+        self.begins: list[int] = []
+        self.total = 0
+
+    def append(self, column: Column, count: int, owner: str) -> None:
+        values = column.values if isinstance(column, Rows) else column
+        length = len(column.length) if isinstance(column, Rows) else len(values)
+        if (
+            length != count
+            or isinstance(column, Rows) != self.ragged
+            or (values.dtype, list(values.shape[1:])) != (self.dtype, self.shape)
+        ):
+            raise InputError(
+                f"client {owner} has {length} examples of {values.dtype} {values.shape[1:]} in one "
+                f"column, expected {count} of {self.dtype} {tuple(self.shape)} as the others have."
+            )
+        self.begins.append(self.total)
+        self.total += len(values)
+        self.values.append(values)
+        if self.length is not None and isinstance(column, Rows):
+            self.length.append(column.length.astype(np.int32))
+
+
+def _write_split(
+    folder: Path, split: str, clients: Iterable[Client]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Appends one client after another; only ids and counts are held in memory."""
+    columns: dict[str, _Growing] = {}
+    ids: list[bytes] = []
+    counts: list[int] = []
+    try:
+        for name, own in clients:
+            if not columns:
+                columns = {each: _Growing(folder, split, each, own[each]) for each in own}
+            x = own["x"]
+            count = len(x.length) if isinstance(x, Rows) else len(x)
+            for each, column in columns.items():
+                column.append(own[each], count, name)
+            ids.append(name.encode())
+            counts.append(count)
+    finally:
+        for column in columns.values():
+            column.values.__exit__()
+            if column.length is not None:
+                column.length.__exit__()
+    if not sum(counts):
+        raise InputError(f"the split {split!r} holds no examples.")
+    order = sorted(range(len(ids)), key=ids.__getitem__)
+    if len(set(ids)) < len(ids):
+        twice = next(a for a, b in zip(order, order[1:], strict=False) if ids[a] == ids[b])
+        raise InputError(f"the client {ids[twice].decode()!r} is given twice in {split!r}.")
+    count = np.array(counts, np.int64)
+    start = np.cumsum(count) - count
+    index = {"client": np.array(ids)[order], "start": start[order], "count": count[order]}
+    files, fields = {}, {}
+    for name, column in columns.items():
+        files[f"{split}/{name}.values"] = column.values.facts()
+        fields[name] = {"dtype": column.dtype.str, "shape": column.shape, "ragged": column.ragged}
+        if column.length is not None:
+            files[f"{split}/{name}.length"] = column.length.facts()
+            index[f"{name}.first"] = np.array(column.begins, np.int64)[order]
+    for name, array in index.items():
+        with _Part(folder, f"{split}/{name}") as part:
+            part.append(array)
+        files[f"{split}/{name}"] = part.facts()
+    about = {"clients": len(ids), "id": index["client"].dtype.str, "fields": fields}
+    return about, files
+
+
+def _open_split(folder: Path, about: Mapping[str, Any]) -> Split:
+    def array(name: str, dtype: Any, shape: Iterable[int] = ()) -> np.ndarray:
+        path = folder / name
+        if not path.stat().st_size:  # an empty file cannot be mapped
+            return np.zeros((0, *shape), dtype)
+        return np.memmap(path, dtype, mode="r").reshape(-1, *shape)
+
+    def field(name: str, about: Mapping[str, Any]) -> Field:
+        return Field(
+            array(f"{name}.values", about["dtype"], about["shape"]),
+            array(f"{name}.length", np.int32) if about["ragged"] else None,
+            array(f"{name}.first", np.int64) if about["ragged"] else None,
+        )
+
+    return Split(
+        start=array("start", np.int64),
+        count=array("count", np.int64),
+        fields={name: field(name, each) for name, each in about["fields"].items()},
+        _names=array("client", about["id"]),
+    )

@@ -1,0 +1,145 @@
+"""A store gives back exactly what was written, and nothing that was not written whole."""
+
+import json
+
+import numpy as np
+import pytest
+
+from fedda.data import store
+from fedda.data.store import Rows, Source, Stale
+from fedda.errors import InputError
+
+
+def clients(rng, ids, ragged=False):
+    for name in ids:
+        count = int(rng.integers(0, 5))
+        x = rng.integers(0, 255, (count, 3, 2)).astype(np.uint8)
+        y = rng.integers(0, 9, count).astype(np.int64)
+        if ragged:
+            length = rng.integers(0, 4, count)
+            x = Rows(rng.integers(0, 60000, length.sum()).astype(np.uint16), length)
+        yield name, {"x": x, "y": y}
+
+
+def same(got, expected):
+    if isinstance(expected, Rows):
+        np.testing.assert_array_equal(got.values, expected.values)
+        np.testing.assert_array_equal(got.length, expected.length)
+    else:
+        np.testing.assert_array_equal(got, expected)
+        assert got.dtype == expected.dtype
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_round_trip_in_the_order_of_ids_as_text(tmp_path, ragged):
+    ids = ["10", "9", "é", "100", "f0000_14", "0"]
+    written = list(clients(np.random.default_rng(0), ids, ragged))
+    source = Source({"train": written, "test": written[:3]}, texts=lambda: {"words.txt": "a\nb\n"})
+    made = store.write(tmp_path / "mine", source, {"path": "here"})
+    for opened in (made, store.open_store(tmp_path / "mine")):
+        assert opened.text("words.txt") == "a\nb\n"
+        assert opened.meta["origin"] == {"path": "here"}
+        for name, expected in (("train", written), ("test", written[:3])):
+            split = opened.splits[name]
+            assert split.clients == sorted(each for each, _ in expected)
+            assert split.num_examples == sum(len(own["y"]) for _, own in expected)
+            for client, own in expected:
+                place = split.clients.index(client)
+                for column in "xy":
+                    same(split.column(column, place), own[column])
+    store.verify(tmp_path / "mine")
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_the_first_examples_of_a_client(tmp_path, ragged):
+    rng = np.random.default_rng(1)
+    length = np.array([2, 0, 3])
+    x = Rows(np.arange(5, dtype=np.uint16), length) if ragged else rng.random((3, 2))
+    made = store.write(tmp_path / "s", Source({"train": [("a", {"x": x, "y": length})]}), {})
+    expected = Rows(x.values[:2], length[:2]) if ragged else x[:2]
+    same(made.splits["train"].column("x", 0, most=2), expected)
+
+
+def written(tmp_path):
+    source = Source({"train": clients(np.random.default_rng(0), "abc")})
+    store.write(tmp_path / "mine", source, {})
+    return tmp_path / "mine"
+
+
+def test_writing_again_replaces(tmp_path):
+    path = written(tmp_path)
+    store.write(path, Source({"train": clients(np.random.default_rng(3), ["z"] * 1 + ["y"])}), {})
+    assert store.open_store(path).splits["train"].clients == ["y", "z"]
+    assert [each.name for each in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_failing_reader_leaves_nothing_and_spares_what_was_there(tmp_path):
+    path = written(tmp_path)
+    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+    def failing():
+        yield from clients(np.random.default_rng(0), "ab")
+        raise InputError("the file ends in the middle")
+
+    for place in (path, tmp_path / "other"):
+        with pytest.raises(InputError, match="in the middle"):
+            store.write(place, Source({"train": failing()}), {})
+    assert [each.name for each in tmp_path.iterdir()] == ["mine"]
+    assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
+
+
+def test_a_truncated_file_is_not_opened(tmp_path):
+    path = written(tmp_path)
+    file = path / "train" / "x.values"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(Stale, match=r"x\.values has .* bytes instead of"):
+        store.open_store(path)
+
+
+@pytest.mark.parametrize("name", ["train/start", "train/y.values", "meta.json"])
+def test_a_missing_file_is_not_opened(tmp_path, name):
+    path = written(tmp_path)
+    (path / name).unlink()
+    with pytest.raises(Stale, match=name.split("/")[-1]):
+        store.open_store(path)
+
+
+def test_another_version_is_not_opened(tmp_path):
+    path = written(tmp_path)
+    meta = json.loads((path / "meta.json").read_text())
+    (path / "meta.json").write_text(json.dumps(meta | {"version": store.VERSION + 1}))
+    with pytest.raises(Stale, match="another version"):
+        store.open_store(path)
+    (path / "meta.json").write_text("{")
+    with pytest.raises(Stale, match="not valid JSON"):
+        store.open_store(path)
+
+
+def test_one_changed_byte_is_found(tmp_path):
+    path = written(tmp_path)
+    file = path / "train" / "x.values"
+    content = bytearray(file.read_bytes())
+    content[3] ^= 1
+    file.write_bytes(content)
+    store.open_store(path)  # reads no data
+    with pytest.raises(Stale, match=r"x\.values has sha256"):
+        store.verify(path)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ([("a", {"x": np.zeros((2, 3)), "y": np.zeros(1)})], "client a has 1 examples"),
+        ([("a", {"x": np.zeros((0, 3)), "y": np.zeros(0)})], "holds no examples"),
+        ([], "holds no examples"),
+        (
+            [(name, {"x": np.zeros((1, n)), "y": np.zeros(1)}) for name, n in (("a", 3), ("b", 4))],
+            "client b has 1 examples of float64",
+        ),
+        ([("a", {"x": np.zeros((1, 3)), "y": np.zeros(1)})] * 2, "'a' is given twice"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(tmp_path, wrong, words):
+    with pytest.raises(InputError, match=words):
+        store.write(tmp_path / "s", Source({"train": wrong}), {})
+    assert not list(tmp_path.iterdir())
