@@ -34,10 +34,31 @@ def test_every_preset_is_of_a_known_algorithm_and_allowed():
             algorithms.configure(name, values)
 
 
-def test_no_setting_of_an_algorithm_hides_one_of_a_run():
+def test_no_setting_of_an_algorithm_or_a_task_hides_another():
+    of_tasks = set().union(*map(config.task_settings, config.tasks()))
+    assert not of_tasks & config.FIELDS.keys()
     for name in algorithms.names():
         own = {*algorithms.options(name), *algorithms.get(name).Hyper._fields}
-        assert not own & config.FIELDS.keys()
+        assert not own & (config.FIELDS.keys() | of_tasks)
+
+
+def test_a_task_brings_defaults_and_settings_and_its_pipeline_more_of_them():
+    resolved = config.resolve({"task": "cifar100"})
+    assert (resolved.model, resolved.rounds, resolved.batch) == ("resnet18", 4000, 20)
+    assert resolved.options == {"l2": 1e-4, "pipeline": "fedopt", "augment": True, "affine": True}
+    assert resolved.chosen["server_lr"] == 3.3
+    other = config.resolve({"task": "cifar100", "pipeline": "tff21", "affine": True, "rounds": 3})
+    assert other.options == resolved.options | {"pipeline": "tff21", "augment": False}
+    assert other.rounds == 3
+
+
+@pytest.mark.parametrize("task", config.tasks())
+def test_every_task_file_is_of_known_keys_and_survives_a_dump(task: str, tmp_path: Path):
+    resolved = config.resolve({"task": task})
+    assert config.about(task)["description"]
+    (tmp_path / "config.toml").write_text(config.dump(resolved))
+    assert config.resolve(config.read(tmp_path / "config.toml")) == resolved
+    assert (config.TASKS / f"{task.replace('-', '_')}.py").exists()
 
 
 def test_words():
@@ -54,8 +75,14 @@ def test_words():
     ("values", "message"),
     [
         ({"algorithm": "fedavgg"}, "unknown algorithm 'fedavgg'. Did you mean fedavg"),
-        ({"round": 3}, "unknown setting of fedda-sgdm 'round'. Did you mean rounds"),
-        ({"eps": 0.1}, "unknown setting of fedda-sgdm 'eps'"),
+        ({"round": 3}, "unknown setting of fedda-sgdm or digits 'round'. Did you mean rounds"),
+        ({"eps": 0.1}, "unknown setting of fedda-sgdm or digits 'eps'"),
+        ({"augment": True}, "unknown setting of fedda-sgdm or digits 'augment'"),
+        ({"task": "cifar"}, "unknown task 'cifar'. Did you mean cifar100"),
+        ({"task": "cifar100", "augment": 1}, "augment must be true or false, got 1"),
+        ({"task": "cifar100", "l2": True}, "l2 must be a number, got True"),
+        ({"task": "cifar100", "pipeline": "tff"}, "unknown pipeline of cifar100 'tff'"),
+        ({"clients": -1}, "clients must be at least 0, got -1"),
         ({"rounds": "many"}, "rounds must be a whole number, got 'many'"),
         ({"rounds": 2.5}, r"rounds must be a whole number, got 2\.5"),
         ({"rounds": True}, "rounds must be a whole number, got True"),

@@ -15,31 +15,35 @@ FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.p
 # itself, `fedda`, stands for all that its __init__ imports.
 ROUND = "core data.shards errors local losses models task tree"
 EVERYTHING_ELSE = (
-    f"{ROUND} algorithms api checkpoint cohort config data fedda files report results simulate "
-    "tasks"
+    f"{ROUND} algorithms api checkpoint cohort config data fedda files inputs report results "
+    "simulate tasks"
 )
 MAY_IMPORT = {
     "errors": "",
     "files": "",
+    "inputs": "errors",
     "losses": "errors",
+    "terminal": "",
     "tree": "",
     "data": "errors",
     "models": "errors",
     "results": "errors files",
     "report": "errors files results",
+    "portrait": "data errors",
     "core": "errors tree",
     "task": "core data.shards errors models tree",
     "local": "core data.shards errors task tree",
     "algorithms": "core data.shards errors local task tree",
     "cohort": "tree",
     "memory": "tree",
-    "simulate": "cohort core data.shards memory models task tree",
-    "api": f"{ROUND} algorithms cohort simulate",
+    "simulate": "cohort core data.feed data.shards memory models task tree",
+    "api": f"{ROUND} algorithms cohort data.feed simulate",
     "checkpoint": "tree",
     "config": "algorithms errors",
-    "tasks": "config data errors losses models task",
+    "tasks": "config data errors inputs losses models task",
     "experiment": EVERYTHING_ELSE,
-    "cli": f"{EVERYTHING_ELSE} experiment",
+    "data_cli": "config data errors portrait tasks terminal",
+    "cli": f"{EVERYTHING_ELSE} data_cli experiment terminal",
 }
 
 

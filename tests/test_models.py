@@ -1,13 +1,13 @@
 """Models are pure functions; convolutions and adapters compute what the originals compute."""
 
 import re
+from itertools import pairwise
 
 import equinox as eqx
 import flax.linen
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import nnx
 from jax import lax, random
@@ -16,8 +16,9 @@ import fedda
 from fedda import losses, tree
 from fedda.errors import InputError
 from fedda.models import Model, from_equinox, from_nnx, with_input
+from fedda.models.autoencoder import autoencoder
 from fedda.models.cnn import CNN, cnn
-from fedda.models.conv import max_pool, patches_conv
+from fedda.models.conv import max_pool, max_pool_same, patches_conv
 from fedda.models.linear import linear
 from fedda.models.mlp import mlp
 
@@ -106,6 +107,41 @@ def test_max_pool_is_a_window_maximum(shape, size):
     jax.tree.map(np.testing.assert_array_equal, ours, plain)
 
 
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize(
+    ("shape", "size", "stride"),
+    [((12, 12), 3, 2), ((16, 16), 3, 2), ((7, 10), 3, 2), ((6, 7), 4, 1), ((8, 7), 2, 3)],
+    ids=str,
+)
+def test_max_pool_same_is_a_window_maximum(shape, size, stride):
+    def plain_pool(inputs):
+        window, strides = (1, size, size, 1), (1, stride, stride, 1)
+        return lax.reduce_window(inputs, -jnp.inf, lax.max, window, strides, "SAME")
+
+    @jax.jit
+    def values_and_gradients(inputs):
+        found = []
+        for pool in (lambda x: max_pool_same(x, size, stride), plain_pool):
+            outputs, pull = jax.vjp(pool, inputs)
+            weights = jnp.sin(jnp.arange(outputs.size, dtype=float)).reshape(outputs.shape)
+            found.append((outputs, *pull(weights)))
+        return found
+
+    # With negative numbers, which zeros around an image would hide, and with equal numbers.
+    inputs = jnp.round(2 * normal(0, (2, *shape, 3))) - 3
+    ours, plain = values_and_gradients(inputs)
+    np.testing.assert_array_equal(ours[0], plain[0])
+    assert ours[0].shape == (2, -(-shape[0] // stride), -(-shape[1] // stride), 3)
+    # A pixel's gradient is a sum over the windows that it leads.
+    np.testing.assert_allclose(ours[1], plain[1], rtol=0, atol=1e-14)
+
+
+def test_max_pool_same_keeps_what_is_not_a_number():
+    for place in range(3):
+        inputs = jnp.zeros((1, 3, 3, 1)).at[0, 1, place].set(jnp.nan)
+        assert np.isnan(max_pool_same(inputs, 3, 3)).all()
+
+
 # ---------------------------------------------------------------------------- models of Flax
 
 
@@ -115,6 +151,45 @@ def test_parameters_of_the_cnn():
     pooled = (28 - 2 - 2) // 2
     dense = (pooled * pooled * 64 + 1) * 128 + (128 + 1) * 62
     assert tree.size(params) == convolutions + dense == 1_206_590
+
+
+def test_parameters_of_the_linear_model_for_stack_overflow():
+    params = jax.eval_shape(linear(10_000, 500).init, random.key(0))
+    assert tree.size(params) == (10_000 + 1) * 500 == 5_000_500
+
+
+def test_parameters_of_the_autoencoder():
+    params = jax.eval_shape(autoencoder().init, random.key(0))
+    sizes = (784, 1000, 500, 250, 30, 250, 500, 1000, 784)
+    assert tree.size(params) == sum((a + 1) * b for a, b in pairwise(sizes)) == 2_837_314
+
+
+def test_autoencoder_starts_from_glorot_uniform():
+    params = jax.jit(autoencoder().init)(random.key(0))
+    for layer in params["layers"].values():
+        kernel = np.asarray(layer["kernel"], np.float64)
+        bound = np.sqrt(6 / sum(kernel.shape))
+        # The largest of n uniform numbers misses the bound by more than 1 / 100 of it with a
+        # probability of 0.99^n. The variance is bound² / 3, and that of a square 4 bound⁴ / 45.
+        assert 0.99 * bound < np.abs(kernel).max() <= bound * (1 + 1e-6)
+        spread = 5 * np.sqrt(4 / 45 / kernel.size) * bound**2
+        np.testing.assert_allclose(np.mean(kernel**2), bound**2 / 3, rtol=0, atol=spread)
+        np.testing.assert_array_equal(layer["bias"], 0)
+
+
+@pytest.mark.usefixtures("x64")
+def test_autoencoder_against_numpy():
+    model, x = autoencoder(12), np.asarray(normal(1, (5, 3, 4)))  # flattened by the model
+    params = jax.jit(model.init)(random.key(0))
+    params = jax.tree.map(lambda leaf: leaf.astype(float) + 0.01, params)
+    expected = x.reshape(5, 12)
+    for number in range(8):
+        layer = params["layers"][number]
+        expected = expected @ np.asarray(layer["kernel"]) + np.asarray(layer["bias"])
+        if number != 3:
+            expected = 1 / (1 + np.exp(-expected))
+    np.testing.assert_allclose(model.apply(params, jnp.asarray(x)), expected, rtol=1e-12)
+    assert model.train is None
 
 
 def test_cnn_drops_a_quarter_of_the_maxima_and_half_of_the_hidden_layer():
@@ -297,39 +372,3 @@ def test_with_input_composes():
     model = Model(lambda key: jnp.ones(()), lambda params, x: params * x)
     twice = with_input(with_input(model, lambda x: x + 1), lambda x: 10 * x)  # the last one first
     assert twice.apply(jnp.asarray(2.0), jnp.asarray([3.0])) == 2 * (10 * 3 + 1)
-
-
-# ------------------------------------------------------------------------- losses and metrics
-
-
-@pytest.mark.usefixtures("x64")
-def test_cross_entropy_against_optax():
-    logits, labels = 5 * normal(0, (20, 7)), random.randint(random.key(1), (20,), 0, 7)
-    expected = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-    # Differences of numbers near 10.
-    found = losses.cross_entropy(logits, labels)
-    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14)
-
-
-def test_cross_entropy_of_extreme_logits():
-    # exp(1000) overflows; log softmax of (1000, 0) is (0, -1000).
-    logits = jnp.asarray([[1000.0, 0.0], [1000.0, 0.0]])
-    np.testing.assert_array_equal(losses.cross_entropy(logits, jnp.asarray([0, 1])), [0, 1000])
-
-
-@pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("shape", [(6,), (6, 3), (6, 2, 5)], ids=str)
-def test_squared_error_against_numpy(shape):
-    outputs, targets = np.asarray(normal(0, shape)), np.asarray(normal(1, shape))
-    expected = [np.mean((o - t) ** 2) for o, t in zip(outputs, targets, strict=True)]
-    found = losses.squared_error(jnp.asarray(outputs), jnp.asarray(targets))
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
-
-
-def test_accuracy_against_numpy():
-    logits = np.asarray(normal(0, (50, 4)))
-    labels = np.random.default_rng(0).integers(0, 4, 50)
-    found = losses.accuracy(jnp.asarray(logits), jnp.asarray(labels))
-    np.testing.assert_array_equal(found, logits.argmax(-1) == labels)
-    assert 0 < found.sum() < 50
-    assert found.dtype == logits.dtype

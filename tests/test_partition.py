@@ -1,10 +1,15 @@
+import os
+import random
 import re
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedda.data import partition
+from fedda.data.readers import cifar_python
+from test_portrait import label_histogram
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 60))
 COARSE = LABELS // 4
@@ -67,9 +72,7 @@ def test_dirichlet_concentration(alpha):
     labels = np.repeat(np.arange(classes), size)
     samples = []
     for seed in range(30):
-        counts = partition.label_histogram(
-            labels, partition.dirichlet(labels, clients, alpha, seed), classes
-        )
+        counts = label_histogram(labels, partition.dirichlet(labels, clients, alpha, seed), classes)
         samples.extend(np.square(counts / size).sum(0))
     near(samples, squared_shares(alpha, clients))
 
@@ -88,7 +91,7 @@ def test_dirichlet_favours_no_client():
 def test_dirichlet_of_a_large_alpha_is_iid():
     size, clients, alpha = 1000, 10, 1e8
     labels = np.repeat(np.arange(5), size)
-    counts = partition.label_histogram(labels, partition.dirichlet(labels, clients, alpha, 0), 5)
+    counts = label_histogram(labels, partition.dirichlet(labels, clients, alpha, 0), 5)
     # A share's standard deviation is sqrt((1/K)(1 - 1/K) / (Kα + 1)); the cuts round by 1 in all.
     deviation = np.sqrt(0.1 * 0.9 / (clients * alpha + 1))
     assert np.abs(counts - size / clients).max() <= 1 + 5 * size * deviation
@@ -109,7 +112,7 @@ def test_pachinko_concentration(coarse_alpha, fine_alpha):
     stock, m = 4000, 100
     fine = np.repeat(np.arange(100), stock)
     parts = partition.pachinko(fine // 5, fine, 300, m, 0, coarse_alpha, fine_alpha)
-    counts = partition.label_histogram(fine, parts, 100)
+    counts = label_histogram(fine, parts, 100)
     assert counts.sum(0).max() < stock  # plentiful: nothing ran out
     by_coarse = counts.reshape(300, 20, 5)
     n = by_coarse.sum(2)
@@ -167,24 +170,76 @@ def test_pachinko_survives_vanishing_alphas():
     np.testing.assert_array_equal(parts[0], np.arange(len(LABELS)))
 
 
-def test_pachinko_of_cifar100_size_is_fast():
-    fine = np.random.default_rng(0).permutation(np.repeat(np.arange(100), 500))
-    start = time.perf_counter()
-    parts = partition.pachinko(fine // 5, fine, 500, 100, 0)
-    assert time.perf_counter() - start < 10  # 0.2 s when written
-    assert len(np.unique(np.concatenate(parts))) == 50_000
+def one_image_at_a_time(fine, clients, per_client, rng):
+    """Pachinko allocation in the plainest way, for five fine labels to a coarse one."""
+    left = [np.flatnonzero(fine == label).tolist() for label in range(100)]
+    histogram = np.zeros((clients, 100), int)
+    for own in histogram:
+        theta = [rng.gammavariate(0.1, 1) for _ in range(20)]  # unnormalised Dirichlet(0.1)
+        phi = [[rng.gammavariate(10, 1) for _ in range(5)] for _ in range(20)]
+        for _ in range(per_client):
+            for c in range(20):
+                if not any(left[5 * c : 5 * c + 5]):
+                    theta[c] = 0
+            (c,) = rng.choices(range(20), theta)
+            weights = [phi[c][i] if left[5 * c + i] else 0 for i in range(5)]
+            label = 5 * c + rng.choices(range(5), weights)[0]
+            left[label].pop()
+            own[label] += 1
+    return histogram
+
+
+def spread(histogram):
+    """Fine and coarse labels of a client, also of the last fifth, and the largest coarse share."""
+    coarse = histogram.reshape(len(histogram), 20, 5).sum(2)
+    fine_labels = (histogram > 0).sum(1)
+    return [
+        fine_labels.mean(),
+        fine_labels[-len(histogram) // 5 :].mean(),
+        (coarse > 0).sum(1).mean(),
+        (coarse.max(1) / coarse.sum(1)).mean(),
+    ]
+
+
+@pytest.mark.parametrize(("stock", "clients", "seeds"), [(500, 500, 3), (100, 100, 12)])
+def test_pachinko_of_cifar100_is_as_one_image_at_a_time(stock, clients, seeds):
+    fine = np.random.default_rng(0).permutation(np.repeat(np.arange(100), stock))
+    ours, plain = [], []
+    for seed in range(seeds):
+        start = time.perf_counter()
+        parts = partition.pachinko(fine // 5, fine, clients, 100, seed)
+        assert time.perf_counter() - start < 10  # 0.2 s when written
+        assert [len(rows) for rows in parts] == [100] * clients
+        np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(len(fine)))
+        ours.append(spread(label_histogram(fine, parts, 100)))
+        plain.append(spread(one_image_at_a_time(fine, clients, 100, random.Random(seed))))
+    ours, plain = np.array(ours), np.array(plain)
+    error = np.sqrt((ours.var(0, ddof=1) + plain.var(0, ddof=1)) / seeds)
+    # Five errors, because so few seeds know them only roughly.
+    assert (np.abs(ours.mean(0) - plain.mean(0)) < 5 * error).all(), (ours, plain)
+    if clients == 500:
+        # A client of the partition that was published has about 21 of the 100 labels.
+        assert abs(ours[:, 0].mean() - 21) < 1.5
+
+
+@pytest.mark.parametrize(("split", "clients"), [("train", 500), ("test", 100)])
+def test_pachinko_of_the_real_labels(split, clients):
+    if "FEDDA_TEST_DATA" not in os.environ:
+        pytest.skip("set FEDDA_TEST_DATA to a folder with cifar-100-python")
+    source = cifar_python.read(Path(os.environ["FEDDA_TEST_DATA"]), "cifar100")
+    ((_, columns),) = source.splits[split]
+    parts = partition.split("pachinko", columns["y"], clients, 1, coarse=columns["coarse"])
+    assert [len(rows) for rows in parts] == [100] * clients
+    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(100 * clients))
+    labels = (label_histogram(columns["y"], parts, 100) > 0).sum(1)
+    coarse = (label_histogram(columns["coarse"], parts, 20) > 0).sum(1)
+    assert 18 < labels.mean() < 25  # without the skew: 100 (1 - 0.99^100) = 63
+    assert 5 < coarse.mean() < 8  # without the skew: 20 (1 - 0.95^100) = 19.9
 
 
 def test_by_user_is_in_sorted_id_order():
     parts = partition.by_user(np.array(["b", "a", "c", "a", "b"]))
     assert [rows.tolist() for rows in parts] == [[1, 3], [0, 4], [2]]
-
-
-def test_label_histogram():
-    counts = partition.label_histogram(
-        np.array([0, 2, 2, 1]), [np.array([1, 2, 3]), np.array([0])], 4
-    )
-    np.testing.assert_array_equal(counts, [[0, 1, 2, 0], [1, 0, 0, 0]])
 
 
 @pytest.mark.parametrize(

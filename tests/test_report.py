@@ -332,20 +332,6 @@ def test_write_makes_every_file(tmp_path):
     assert "rounds to 0.6" in table
 
 
-@pytest.mark.parametrize("suffix", ["png", "pdf"])
-@pytest.mark.parametrize(("clients", "classes"), [(10, 10), (500, 62), (1, 1)])
-def test_label_histogram_figure(tmp_path, clients, classes, suffix):
-    counts = np.random.default_rng(0).integers(0, 50, (clients, classes))
-    path = tmp_path / f"labels.{suffix}"
-    report.label_histogram_figure(counts, path, "digits")
-    assert path.read_bytes().startswith({"png": b"\x89PNG", "pdf": b"%PDF-"}[suffix])
-
-
-def test_label_histogram_figure_needs_a_matrix(tmp_path):
-    with pytest.raises(ValueError, match=r"shape \(3,\), expected \[clients, classes\]"):
-        report.label_histogram_figure([1, 2, 3], tmp_path / "labels.png", "digits")
-
-
 @pytest.mark.parametrize(
     ("module", "draw"),
     [("matplotlib.figure", report.figures), ("plotly.io", report.html)],

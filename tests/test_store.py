@@ -110,6 +110,9 @@ def test_another_version_is_not_opened(tmp_path):
     (path / "meta.json").write_text(json.dumps(meta | {"version": store.VERSION + 1}))
     with pytest.raises(Stale, match="another version"):
         store.open_store(path)
+    (path / "meta.json").write_text(json.dumps({"version": store.VERSION}))
+    with pytest.raises(Stale, match="lacks keys"):
+        store.open_store(path)
     (path / "meta.json").write_text("{")
     with pytest.raises(Stale, match="not valid JSON"):
         store.open_store(path)

@@ -13,13 +13,21 @@ from jax import random
 from jax.sharding import Mesh
 
 from fedda import algorithms, tree
-from fedda.cohort import Layout
+from fedda.cohort import SAMPLERS, Layout
 from fedda.core import Algorithm
-from fedda.data.shards import Shards, check_labels, check_shapes, checked_pair, from_clients
+from fedda.data.feed import Feed
+from fedda.data.shards import (
+    Shards,
+    check_labels,
+    check_shapes,
+    checked_pair,
+    from_clients,
+    num_rows,
+)
 from fedda.errors import InputError, unknown
 from fedda.losses import cross_entropy
 from fedda.models import Model
-from fedda.simulate import TOTALS, Row, Setup, train
+from fedda.simulate import TOTALS, Row, Setup, example, train
 from fedda.task import ExampleWise, Plan, Task
 from fedda.tree import PyTree
 
@@ -44,7 +52,7 @@ class GridPoint(NamedTuple):
 def run(
     algorithm: str | Algorithm,
     model: Model,
-    clients: Sequence[tuple[Any, Any]] | Shards,
+    clients: Sequence[tuple[Any, Any]] | Shards | Feed,
     loss: ExampleWise,
     *,
     seed: int = 0,
@@ -74,7 +82,7 @@ def run(
 def run_grid(
     algorithm: str | Algorithm,
     model: Model,
-    clients: Sequence[tuple[Any, Any]] | Shards,
+    clients: Sequence[tuple[Any, Any]] | Shards | Feed,
     loss: ExampleWise,
     *,
     grid: Mapping[str, Sequence[float]],
@@ -125,7 +133,7 @@ def run_grid(
 def prepare(
     algorithm: str | Algorithm,
     model: Model,
-    clients: Sequence[tuple[Any, Any]] | Shards,
+    clients: Sequence[tuple[Any, Any]] | Shards | Feed,
     loss: ExampleWise,
     *,
     test: tuple[Any, Any] | None = None,
@@ -141,6 +149,7 @@ def prepare(
     chunk: int | None = None,
     devices: int = 1,
     memory_gb: float = 4.0,
+    sampling: str = "uniform",
     **chosen: Any,
 ) -> tuple[Setup, Any]:
     """Checks everything a user gives, and returns what `train` needs.
@@ -148,8 +157,9 @@ def prepare(
     Every round, `cohort` clients do `local_work` mini-batch steps (or epochs) on batches of `batch`
     examples. `stabilise` is the number of rounds at the end (or, below 1, their share) in which a
     client takes one step with the gradient of all its data. If what all clients keep would take
-    more than `memory_gb` on the device, it is kept on the host, for visited clients only. `chosen`
-    holds hyper-parameters and options of the algorithm.
+    more than `memory_gb` on the device, it is kept on the host, for visited clients only.
+    `sampling` names how cohorts are drawn. `chosen` holds hyper-parameters and options of the
+    algorithm.
     """
     if not isinstance(model, Model):
         raise InputError(
@@ -157,7 +167,7 @@ def prepare(
             "fedda.models.from_nnx and from_equinox make one from a module."
         )
     record, hyper = algorithms.configure(algorithm, chosen, KEYWORDS)
-    shards = clients if isinstance(clients, Shards) else from_clients(clients)
+    shards = clients if isinstance(clients, (Shards, Feed)) else from_clients(clients)
     test = None if test is None else checked_pair(test, "the test set")
     for name, value in (
         ("rounds", rounds),
@@ -177,6 +187,7 @@ def prepare(
     for name, text, allowed in (
         ("local_unit", local_unit, ("steps", "epochs")),
         ("reduction", reduction, ("mean", "sum")),
+        ("sampling", sampling, tuple(SAMPLERS)),
     ):
         if text not in allowed:
             raise unknown(f"value of {name}", text, allowed)
@@ -194,21 +205,42 @@ def prepare(
         raise InputError(
             f"devices must be at most {jax.device_count()}, as many as JAX sees, got {devices}."
         )
+    if isinstance(shards, Feed) and any(phase.everyone for phase in record.phases):
+        raise InputError(
+            "this algorithm asks every client in every round, so the data of all must be on the "
+            "device, but this federation is brought to it cohort by cohort."
+        )
     _check_measures(loss, metrics, test)
     _check_problem(model, loss, metrics, shards, test)
+    test = jax.device_put(test)
     task = Task(model, loss, Plan(batch, local_work, local_unit), tuple(metrics), reduction)
     mesh = Mesh(np.array(jax.devices()[:devices]), ("clients",)) if devices > 1 else None
     last_rounds = round(stabilise * rounds) if stabilise < 1 else int(stabilise)
     host_rounds = _host_rounds(record, hyper, model, shards, cohort, memory_gb)
     layout = Layout(chunk, mesh)
     setup = Setup(
-        record, task, shards, test, rounds, cohort, eval_every, last_rounds, layout, host_rounds
+        record,
+        task,
+        shards,
+        test,
+        rounds,
+        cohort,
+        eval_every,
+        last_rounds,
+        layout,
+        SAMPLERS[sampling],
+        host_rounds,
     )
     return setup, hyper
 
 
 def _host_rounds(
-    algorithm: Algorithm, hyper: Any, model: Model, shards: Shards, cohort: int, memory_gb: float
+    algorithm: Algorithm,
+    hyper: Any,
+    model: Model,
+    shards: Shards | Feed,
+    cohort: int,
+    memory_gb: float,
 ) -> int | None:
     """For how many rounds the budget holds the memories of new cohorts; None: of everyone."""
     if isinstance(memory_gb, bool) or not isinstance(memory_gb, Real) or not memory_gb > 0:
@@ -264,17 +296,16 @@ def _check_problem(
     model: Model,
     loss: ExampleWise,
     metrics: Sequence[ExampleWise],
-    shards: Shards,
+    shards: Shards | Feed,
     test: tuple[Any, Any] | None,
 ) -> None:
     """Refuses what would fail deep inside a compiled program, or give wrong numbers in silence."""
+    like = example(shards)
     if test is not None:
-        if len(test[0]) == 0:
+        if num_rows(test) == 0:
             raise InputError("the test set must hold at least one example, got none.")
-        check_shapes(test, (shards.x, shards.y), "the test set")
-    two = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), leaf.dtype), (shards.x, shards.y)
-    )
+        check_shapes(test, (like.x, like.y), "the test set")
+    two = jax.eval_shape(lambda shard: shard.rows(jnp.zeros(2, "int32")), like.shard(0))
     params = jax.eval_shape(model.init, random.key(0))
     kinds = {leaf.dtype.name for leaf in jax.tree.leaves(params)}
     if not kinds or not kinds <= {"bfloat16", "float32", "float64"}:
@@ -285,14 +316,16 @@ def _check_problem(
     try:
         outputs = jax.eval_shape(model.apply, params, two[0])
     except Exception as error:  # whatever the user's function raises
-        shapes = jax.tree.map(lambda leaf: leaf.shape[1:], shards.x)
+        shapes = jax.tree.map(lambda leaf: leaf.shape[1:], two[0])
         raise InputError(
             f"the model cannot be applied to a batch of examples of shape {shapes}: {error}"
         ) from error
-    if loss is cross_entropy:
+    if loss is cross_entropy and isinstance(shards, Shards):
         check_labels(shards, outputs.shape[-1], test)
     for measure in (loss, *metrics):
         got = jax.eval_shape(measure, outputs, two[1])
+        if isinstance(got, tuple) and measure is not loss:  # a ratio of two sums
+            got = max(got, key=lambda each: each.shape != (2,))
         if got.shape != (2,):
             raise InputError(
                 f"{getattr(measure, '__name__', 'loss')} must give one number an example, so for "

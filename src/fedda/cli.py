@@ -10,26 +10,21 @@ from typing import Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.markup import escape
-from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from fedda import algorithms, config, experiment, report, tasks
+from fedda import algorithms, config, experiment, report
+from fedda.data_cli import data_app
 from fedda.errors import InputError, unknown
+from fedda.terminal import err, interruptible, out, print_whole
 
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Federated optimisation: FedDA and its baselines, simulated.",
 )
-data_app = typer.Typer(no_args_is_help=True, help="Data sets and how they are split over clients.")
 app.add_typer(data_app, name="data")
-
-# Results go to standard output; what a person reads meanwhile goes to standard error.
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
 
 COMPARED = ("fedavg", "fedprox", "fedda-sgdm", "fedda-adam", "fedda-adagrad")
 
@@ -80,7 +75,7 @@ def run(
     resolved = config.resolve(values if resume is None else {})
     directory = resume or out_dir or _new_directory(f"{resolved.task}-{resolved.algorithm}")
     hint = f"Continue with: fedda run --resume {directory}"
-    with _progress(quiet) as track, _interruptible(hint):
+    with _progress(quiet) as track, interruptible(hint):
         if resume is not None:
             outcome = experiment.resume(directory, values, track(str(directory)))
         else:
@@ -133,7 +128,7 @@ def compare(
     directory = out_dir or _new_directory("compare")
     hint = f"Continue with the same command and --out {directory}"
     summaries = []
-    with _progress(quiet) as track, _interruptible(hint):
+    with _progress(quiet) as track, interruptible(hint):
         for plan in plans:
             label = plan.algorithm if seeds == 1 else f"{plan.algorithm}, seed {plan.seed}"
             where = directory / f"{plan.algorithm}-seed{plan.seed}"
@@ -198,49 +193,6 @@ def algorithms_command(
     out.print(listing)
 
 
-@data_app.command("list")
-def data_list() -> None:
-    """List the tasks and their data."""
-    listing = Table(box=box.SIMPLE)
-    listing.add_column("task", no_wrap=True)
-    listing.add_column("data")
-    for name, (description, _) in tasks.TASKS.items():
-        listing.add_row(name, description)
-    out.print(listing)
-
-
-@data_app.command("show")
-def data_show(
-    task: Annotated[str, typer.Argument(help="A task of `fedda data list`.")],
-    partition: Annotated[str, typer.Option(help="iid, dirichlet:ALPHA or pachinko[:ALPHA]")] = (
-        config.Config.partition
-    ),
-    clients: Annotated[int, typer.Option(min=1)] = config.Config.clients,
-    seed: Annotated[int, typer.Option(min=0, help="Of the partition.")] = 0,
-    picture: Annotated[
-        Path | None, typer.Option(help="PNG or PDF file.", show_default="TASK-PARTITION.png")
-    ] = None,
-) -> None:
-    """Print and draw how many examples of each class each client holds."""
-    chosen = {"task": task, "partition": partition, "clients": clients, "partition_seed": seed}
-    counts = tasks.load(config.resolve(chosen)).histogram
-    listing = Table(box=box.SIMPLE, title=f"{task}, {partition}, {len(counts)} clients")
-    for column in ("client", "examples", *map(str, range(counts.shape[1]))):
-        listing.add_column(column, justify="right")
-    for client, row in enumerate(counts):
-        cells = [str(count) if count else "." for count in row]
-        listing.add_row(str(client), str(row.sum()), *cells)
-    _print_whole(listing)
-    path = picture or Path(f"{task}-{partition.replace(':', '-')}.png")
-    if path.suffix not in (".png", ".pdf"):
-        raise InputError(f"the picture must be a .png or .pdf file, got {path}.")
-    try:
-        report.label_histogram_figure(counts, path, f"{task}, {partition}, seed {seed}")
-        out.print(f"Drawn in {path}")
-    except ImportError as error:
-        err.print(escape(str(error)))
-
-
 def _values(words: list[str]) -> dict[str, Any]:
     """The settings of a command line: a file first, then single ones."""
     files = [word for word in words if "=" not in word]
@@ -254,7 +206,8 @@ def _values(words: list[str]) -> dict[str, Any]:
 
 def _shared(compared: list[str], values: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """For each algorithm those of the settings that it has: not every one has every one."""
-    own = {name: {*config.FIELDS, *algorithms.settings(name, values)} for name in compared}
+    common = {*config.FIELDS, *config.task_settings(values.get("task", config.Config.task))}
+    own = {name: {*common, *algorithms.settings(name, values)} for name in compared}
     for key in values:
         if not any(key in known for known in own.values()):
             raise unknown("setting", key, set().union(*own.values()))
@@ -263,15 +216,6 @@ def _shared(compared: list[str], values: dict[str, Any]) -> dict[str, dict[str, 
 
 def _new_directory(name: str) -> Path:
     return Path("runs") / f"{time.strftime('%Y-%m-%dT%H-%M-%S')}-{name}"
-
-
-@contextmanager
-def _interruptible(hint: str) -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        err.print(escape(f"Interrupted. {hint}"), soft_wrap=True)
-        raise SystemExit(130) from None
 
 
 Track = Callable[[str], Callable[[experiment.Progress], None]]
@@ -356,13 +300,7 @@ def _print_table(rows: list[report.Row]) -> None:
         listing.add_row(*row)
     if header[1] not in (header[i] for i in kept) and dull["seeds"] != "1":
         listing.caption = f"mean and standard deviation over {dull['seeds']} seeds"
-    _print_whole(listing)
-
-
-def _print_whole(listing: Table) -> None:
-    """Prints a table; where the terminal is too narrow, it wraps lines and shortens no number."""
-    needed = Measurement.get(out, out.options.update(width=1000), listing).maximum
-    Console(highlight=False, width=max(needed, out.width)).print(listing)
+    print_whole(listing)
 
 
 def _write_report(

@@ -19,6 +19,36 @@ def draw_cohort(seed: int, round_number: int, population: int, size: int) -> np.
     return rng.choice(population, size, replace=False).astype(np.int32)
 
 
+def fedopt_cohort(seed: int, round_number: int, population: int, size: int) -> np.ndarray:
+    """The clients that FedOpt's experiments (Reddi et al., 2021) draw in the round of this number.
+
+    A Lehmer generator makes one seed for each round out of the experiment's. FedOpt draws client
+    ids out of a list sorted as text: the positions here are positions in that list. The draw
+    permutes the whole population, which takes 5 ms for the 342,477 clients of Stack Overflow.
+    """
+    start = int(np.random.RandomState(seed).randint(1, 2**31 - 2))
+    round_seed = pow(16807, round_number, 2**31 - 1) * start % (2**31 - 1)
+    rng = np.random.RandomState(round_seed)
+    return rng.choice(population, size, replace=False).astype(np.int32)
+
+
+def _tff21_cohort(seed: int, round_number: int, population: int, size: int) -> np.ndarray:
+    """The same sequence, one round on: this simulation loop numbers its first round 1."""
+    return fedopt_cohort(seed, round_number + 1, population, size)
+
+
+Sampler = Callable[[int, int, int, int], np.ndarray]
+
+# How a run draws its cohorts, from its seed, the round (the first is 0), how many clients there are
+# and how many are asked. "fedopt" is what the paper's own loop of 2020 draws, "tff21" what the
+# simulation loop of TensorFlow Federated in 2021 draws.
+SAMPLERS: dict[str, Sampler] = {
+    "uniform": draw_cohort,
+    "fedopt": fedopt_cohort,
+    "tff21": _tff21_cohort,
+}
+
+
 class Layout(NamedTuple):
     """How a cohort is laid out; results depend on it only by rounding."""
 

@@ -1,10 +1,17 @@
-"""What a run is: one flat set of keys, from defaults, presets, a TOML file and `key=value`."""
+"""What a run is: one flat set of keys, from defaults, presets, a TOML file and `key=value`.
+
+A task's own file, `tasks/<task>.toml`, holds a description, what its runs are by default (`[run]`),
+the settings that only this task has (`[settings]`) and, where published experiments prepared the
+same data differently, one more table of settings for each such pipeline; the first is the default.
+`presets/<task>-<model>.toml` holds, for each algorithm, what was tuned or published.
+"""
 
 import dataclasses
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +19,21 @@ from fedda import algorithms
 from fedda.errors import InputError, unknown
 
 PRESETS = Path(__file__).parent / "presets"
+TASKS = Path(__file__).parent / "tasks"
 
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that decides a run's numbers; `chosen` holds the algorithm's own settings."""
+    """Everything that decides a run's numbers."""
 
     algorithm: str = "fedda-sgdm"
     task: str = "digits"
     model: str = "mlp"
     partition: str = "dirichlet:0.3"
     partition_seed: int = 0  # apart from `seed`, so that seeds share one federation
-    clients: int = 100
+    clients: int = 100  # 0: as many as the data has
     cohort: int = 10
+    sampling: str = "uniform"
     rounds: int = 200
     batch: int = 10
     local_work: int = 5
@@ -35,20 +44,26 @@ class Config:
     seed: int = 0
     chunk: int = 0  # clients worked on together; 0: the whole cohort
     devices: int = 1
-    memory_gb: float = (
-        4.0  # on the device, for what clients keep; beyond it they keep it on the host
-    )
-    chosen: Mapping[str, Any] = field(default_factory=dict)
+    # On the device, for what clients keep, and for examples; what is more stays on the host.
+    memory_gb: float = 4.0
+    data_gb: float = 8.0
+    options: Mapping[str, Any] = field(default_factory=dict)  # settings of the task
+    chosen: Mapping[str, Any] = field(default_factory=dict)  # settings of the algorithm
 
     def flat(self) -> dict[str, Any]:
         """All keys and values on one level, as a file holds them."""
         values = {name: getattr(self, name) for name in FIELDS}
-        return values | dict(self.chosen)
+        return values | dict(self.options) | dict(self.chosen)
 
 
-FIELDS = {each.name: each.type for each in dataclasses.fields(Config) if each.name != "chosen"}
+FIELDS = {
+    each.name: each.type
+    for each in dataclasses.fields(Config)
+    if each.name not in ("options", "chosen")
+}
 
 KINDS: dict[Any, tuple[Any, str]] = {
+    bool: (bool, "true or false"),
     str: (str, "text"),
     int: (int, "a whole number"),
     float: ((int, float), "a number"),
@@ -56,33 +71,84 @@ KINDS: dict[Any, tuple[Any, str]] = {
 
 
 def resolve(values: Mapping[str, Any]) -> Config:
-    """A whole configuration: what is not given comes from the task's preset, then the defaults."""
+    """A whole configuration: what is not given comes from the task, its presets, the defaults."""
     given = {name: value for name, value in values.items() if name in FIELDS}
     for name, value in given.items():
-        kind, words = KINDS[FIELDS[name]]
-        if isinstance(value, bool) or not isinstance(value, kind):
-            raise InputError(f"{name} must be {words}, got {value!r}.")
-    for name, least in (("seed", 0), ("partition_seed", 0), ("checkpoint_every", 1), ("chunk", 0)):
+        _check_kind(name, value, FIELDS[name])
+    task = given.get("task", Config.task)
+    for name, least in (
+        ("seed", 0),
+        ("partition_seed", 0),
+        ("checkpoint_every", 1),
+        ("chunk", 0),
+        ("clients", 0),
+    ):
         if given.get(name, least) < least:
             raise InputError(f"{name} must be at least {least}, got {given[name]}.")
-    base = Config(**given)
+    base = Config(**about(task).get("run", {}) | given)
     own = {name: value for name, value in values.items() if name not in FIELDS}
+    options = _options(task, own)
+    own = {name: value for name, value in own.items() if name not in options}
     known = algorithms.settings(base.algorithm, own)
     for name in own:
         if name not in known:
-            raise unknown(f"setting of {base.algorithm}", name, (*FIELDS, *known))
+            what = f"setting of {base.algorithm} or {task}"
+            raise unknown(what, name, (*FIELDS, *options, *known))
     tuned = preset(base.task, base.model).get(base.algorithm, {})
     own = {name: value for name, value in tuned.items() if name in known} | own
     _, hyper = algorithms.configure(base.algorithm, own)
-    options = algorithms.options(base.algorithm)
-    chosen = {name: own.get(name, choices[0]) for name, choices in options.items()}
-    return dataclasses.replace(base, chosen=chosen | hyper._asdict())
+    choices = algorithms.options(base.algorithm)
+    chosen = {name: own.get(name, allowed[0]) for name, allowed in choices.items()}
+    return dataclasses.replace(base, options=options, chosen=chosen | hyper._asdict())
+
+
+@lru_cache
+def about(task: str) -> dict[str, Any]:
+    """What a task's file says."""
+    if task not in tasks():
+        raise unknown("task", task, tasks())
+    return tomllib.loads((TASKS / f"{task}.toml").read_text(encoding="utf-8"))
+
+
+def tasks() -> list[str]:
+    return sorted(path.stem for path in TASKS.glob("*.toml"))
+
+
+def task_settings(task: str) -> set[str]:
+    """The names of the settings that only this task has."""
+    return set(_options(task, {}))
+
+
+def _options(task: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The task's own settings, as given or as its pipeline has them."""
+    file = about(task)
+    pipelines = {
+        name: table
+        for name, table in file.items()
+        if name not in ("description", "run", "settings")
+    }
+    defaults = dict(file.get("settings", {}))
+    if pipelines:
+        pipeline = values.get("pipeline", next(iter(pipelines)))
+        if pipeline not in pipelines:
+            raise unknown(f"pipeline of {task}", pipeline, pipelines)
+        defaults |= {"pipeline": pipeline} | pipelines[pipeline]
+    for name, default in defaults.items():
+        if name in values:
+            _check_kind(name, values[name], type(default))
+    return {name: values.get(name, default) for name, default in defaults.items()}
+
+
+def _check_kind(name: str, value: Any, kind: Any) -> None:
+    allowed, words = KINDS[kind]
+    if isinstance(value, bool) != (kind is bool) or not isinstance(value, allowed):
+        raise InputError(f"{name} must be {words}, got {value!r}.")
 
 
 def preset(task: str, model: str) -> dict[str, dict[str, Any]]:
-    """The settings that each algorithm has on a task and model, where somebody has tuned them."""
+    """The settings of each algorithm on a task and model, where they were tuned or published."""
     path = PRESETS / f"{task}-{model}.toml"
-    return tomllib.loads(path.read_text()) if path.exists() else {}
+    return tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def read(path: Path) -> dict[str, Any]:

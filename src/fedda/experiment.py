@@ -106,6 +106,8 @@ def _prepare(config: Config) -> tuple[tasks.Problem, simulate.Setup, Any]:
         chunk=config.chunk or None,
         devices=config.devices,
         memory_gb=config.memory_gb,
+        sampling=config.sampling,
+        reduction=problem.reduction,
         **config.chosen,
     )
     api.check_seed(config.seed)
@@ -190,6 +192,7 @@ def _run(
         "rounds": config.rounds,
         "parameters": tree.size(final.state.params),
         "final": {name: last[name] for name in ("train_loss", *setup.task.measures)},
+        "data": dict(problem.data),
         "seconds": seconds(),
         **{name: last[name] for name in simulate.TOTALS},
         "device": device(),
@@ -200,6 +203,10 @@ def _run(
     if before.round == config.rounds and summary_path.exists():
         summary = json.loads(summary_path.read_text())  # it names the versions that did the work
     else:
+        if problem.final is not None:
+            whole = simulate.evaluate_blocks(setup.task, final.state.params, problem.final())
+            summary["whole_test_set"] = {k: _json_number(v) for k, v in whole.items()}
+            summary["seconds"] = seconds()
         write_whole(summary_path, json.dumps(summary, indent=2) + "\n")
     return Outcome(Result(final.state, history), summary, list(before.notes))
 

@@ -1,10 +1,10 @@
-"""Losses and metrics: one number for each example of a batch."""
+"""Losses and metrics: one number for each example of a batch, or two whose ratio counts."""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from fedda.errors import InputError
 
@@ -29,3 +29,33 @@ def squared_error(outputs: Array, targets: Array) -> Array:
 def accuracy(logits: Array, labels: Any) -> Array:
     """1 where the largest logit is the label's, else 0."""
     return (jnp.argmax(logits, -1) == labels).astype(logits.dtype)
+
+
+def tag_cross_entropy(logits: Array, tags: Array) -> Array:
+    """The mean over all tags of the binary cross-entropy of having each or not.
+
+    A row of `tags` has the numbers of an example's tags; those past the last logit, such as
+    padding, are ignored.
+    """
+    signs = jnp.where(_has(tags, logits), -logits, logits)
+    return jax.nn.softplus(signs).mean(-1)  # -log of the sigmoid, which never overflows
+
+
+def recall_at_5(logits: Array, tags: Array) -> tuple[Array, Array]:
+    """How many of an example's tags have one of the five largest logits, and how many it has.
+
+    The ratio of their sums is the recall over many examples. Of equal logits the first is larger.
+    """
+    has = _has(tags, logits)
+    _, best = lax.top_k(logits, min(5, logits.shape[-1]))
+    found = jnp.take_along_axis(has, best, axis=-1)
+    return found.sum(-1, dtype=logits.dtype), has.sum(-1, dtype=logits.dtype)
+
+
+def _has(tags: Array, logits: Array) -> Array:
+    """Whether an example has a tag, for every example and tag; a tag may be named twice."""
+
+    def row(tags: Array) -> Array:
+        return jnp.zeros(logits.shape[-1], bool).at[tags].set(True, mode="drop")
+
+    return jax.vmap(row)(tags.astype(jnp.int32))

@@ -10,10 +10,6 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
-from fedda.errors import InputError
 from fedda.files import write_whole
 from fedda.results import (
     Curve,
@@ -35,7 +31,6 @@ __all__ = [
     "Run",
     "figures",
     "html",
-    "label_histogram_figure",
     "markdown",
     "read_runs",
     "table",
@@ -120,37 +115,6 @@ def figures(runs: Sequence[Run], directory: str | Path) -> list[Path]:
             files.append(Path(directory) / f"{panel.name}.{suffix}")
             figure.savefig(files[-1], dpi=200)
     return files
-
-
-def label_histogram_figure(counts: npt.ArrayLike, path: str | Path, title: str) -> None:
-    """Draw how many examples of each class each client holds, from `counts[client, class]`.
-
-    The suffix of `path` chooses PNG or PDF.
-    """
-    counts = np.asarray(counts)
-    if counts.ndim != 2 or counts.size == 0:
-        raise InputError(f"got counts of shape {counts.shape}, expected [clients, classes]")
-    clients, classes = counts.shape
-    figure = _import("matplotlib.figure").Figure(
-        figsize=(7, min(7.0, 2.4 + 0.16 * classes)), layout="constrained"
-    )
-    sizes, labels = figure.subplots(2, sharex=True, height_ratios=[1, 2.5])
-    sizes.set_title(title)
-    sizes.bar(
-        range(clients), counts.sum(axis=1), width=0.9 if clients <= 100 else 1, color=_COLOURS[0]
-    )
-    sizes.set_ylabel("examples")
-    sizes.spines[["top", "right"]].set_visible(False)
-    # The square root tells few from none, which on a linear scale look alike.
-    norm = _import("matplotlib.colors").PowerNorm(0.5, vmin=0)
-    image = labels.imshow(counts.T, aspect="auto", interpolation="nearest", cmap="Blues", norm=norm)
-    labels.set(xlabel="client", ylabel="class", xlim=(-0.5, clients - 0.5))
-    for axis, length in ((labels.xaxis, clients), (labels.yaxis, classes)):
-        axis.get_major_locator().set_params(integer=True)
-        if length <= 10:
-            axis.set_ticks(range(length))
-    figure.colorbar(image, ax=labels, label="examples")
-    figure.savefig(path, dpi=200)
 
 
 def html(runs: Sequence[Run], path: str | Path, threshold: float | None = None) -> None:

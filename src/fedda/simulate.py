@@ -1,6 +1,7 @@
 """The simulator: rounds between two evaluations are one compiled program."""
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,8 +12,9 @@ from jax import Array, lax, random
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fedda import core, tree
-from fedda.cohort import Layout, draw_cohort, sum_over_clients
+from fedda.cohort import Layout, Sampler, draw_cohort, sum_over_clients
 from fedda.core import Algorithm
+from fedda.data.feed import Block, Feed
 from fedda.data.shards import Shards
 from fedda.memory import HostMemory
 from fedda.models import Model
@@ -29,13 +31,14 @@ class Setup(NamedTuple):
 
     algorithm: Algorithm
     task: Task
-    shards: Shards
+    shards: Shards | Feed
     test: tuple[Any, Any] | None
     rounds: int
     cohort: int
     eval_every: int
     stabilise: int  # of the rounds, how many at the end take one full-batch step instead
     layout: Layout = Layout()
+    sample: Sampler = draw_cohort
     host_rounds: int | None = (
         None  # keep client memory on the host, and fetch it for so many rounds
     )
@@ -61,6 +64,15 @@ class Evaluation(NamedTuple):
     round: int
     row: Row
     run: Run
+
+
+class Span(NamedTuple):
+    """Rounds that one program runs, and what the host has to bring for them."""
+
+    first: int
+    last: int  # the round after them
+    cohorts: np.ndarray  # [seeds, rounds or more, clients]
+    shards: Shards
 
 
 @partial(jax.jit, static_argnames=("algorithm", "model", "together", "clients"))
@@ -139,6 +151,20 @@ def evaluate(task: Task, together: bool, params: PyTree, x: Any, y: Any) -> dict
     return task.evaluate(params, x, y)
 
 
+@partial(jax.jit, static_argnames=("task",))
+def _sums(task: Task, params: PyTree, block: Block) -> dict[str, tuple[Array, Array]]:
+    return task.sums(params, *block)
+
+
+def evaluate_blocks(task: Task, params: PyTree, blocks: Iterable[Block]) -> dict[str, float]:
+    """As `evaluate`, of a set that is brought to the device in blocks; added up in float64."""
+    total = dict.fromkeys(task.measures, np.zeros(2))
+    for block in blocks:
+        for name, pair in jax.device_get(_sums(task, params, block)).items():
+            total[name] = total[name] + np.asarray(pair, np.float64)
+    return {name: float(above / below) for name, (above, below) in total.items()}
+
+
 def train(
     setup: Setup, hp: Any, seeds: Sequence[int], first: int = 0, run: Run | None = None
 ) -> Iterator[Evaluation]:
@@ -149,7 +175,7 @@ def train(
     run from its evaluation at round `first`, and yield only what comes after it. Do not use a
     yielded `run` after asking for the next one: its memory is reused.
     """
-    algorithm, task, shards, layout = setup.algorithm, setup.task, setup.shards, setup.layout
+    algorithm, task, layout = setup.algorithm, setup.task, setup.layout
     together = len(seeds) > 1
     key = _keys(seeds)
     fresh = run is None
@@ -159,16 +185,14 @@ def train(
         everywhere = NamedSharding(layout.mesh, PartitionSpec())
         on_host = run.memory if setup.host_rounds else None
         run = run._replace(memory=()) if setup.host_rounds else run
-        hp, key, shards, run = jax.device_put((hp, key, shards, run), everywhere)
+        hp, key, run = jax.device_put((hp, key, run), everywhere)
         run = run._replace(memory=on_host) if setup.host_rounds else run
     one = (hp, run.state.params)
     if together:
         one = tree.take(one, jnp.asarray(0))
-    sent = core.traffic(algorithm, task, *one, shards, setup.cohort)
+    sent = core.traffic(algorithm, task, *one, example(setup.shards), setup.cohort)
     full_task = task._replace(plan=Plan(task.plan.batch, unit="full"))
     switch = setup.rounds - setup.stabilise
-    # The rounds of one program at most: a size that does not depend on how many are asked for.
-    width = min(setup.eval_every, LONGEST)
 
     def row(number: int, run: Run, tally: Tally | None) -> Row:
         values: Row = {"train_loss": np.nan if tally is None else tally.loss / tally.rounds}
@@ -183,43 +207,43 @@ def train(
 
     if fresh:
         yield Evaluation(0, row(0, run, None), run)
-    while first < setup.rounds:
-        last = min(first - first % setup.eval_every + setup.eval_every, setup.rounds)
-        tally = None
-        for begin_round, end_round in _spans(
-            first, last, switch, min(width, setup.host_rounds or width)
-        ):
-            cohorts = np.zeros((len(seeds), width, setup.cohort), np.int32)
-            for i, seed in enumerate(seeds):
-                for number in range(begin_round, end_round):
-                    cohorts[i, number - begin_round] = draw_cohort(
-                        seed, number, shards.num_clients, setup.cohort
-                    )
-            chosen = cohorts if together else cohorts[0]
-            visited, table, slots = None, run.memory, None
-            if setup.host_rounds is not None:
-                visited, table, slots = _fetch(run, chosen, end_round - begin_round, setup)
-            new, more = segment(
-                algorithm,
-                task if begin_round < switch else full_task,
-                layout,
-                together,
-                hp,
-                run._replace(memory=table),
-                shards,
-                key,
-                chosen,
-                slots,
-                begin_round,
-                end_round - begin_round,
-            )
-            if visited is not None:
-                run.memory.put(visited, jax.device_get(new.memory))
-                new = new._replace(memory=run.memory)
-            run = new
-            tally = more if tally is None else tree.add(tally, more)
-        yield Evaluation(last, row(last, run, tally), run)
-        first = last
+    tally = None
+    queued: deque[Tally] = deque()
+    spans = host_work(setup, seeds, first)
+    span = next(spans, None)
+    while span is not None:
+        chosen = span.cohorts if together else span.cohorts[0]
+        visited, table, slots = None, run.memory, None
+        if setup.host_rounds is not None:
+            visited, table, slots = _fetch(run, chosen, span.last - span.first, setup)
+        new, more = segment(
+            algorithm,
+            task if span.first < switch else full_task,
+            layout,
+            together,
+            hp,
+            run._replace(memory=table),
+            span.shards,
+            key,
+            chosen,
+            slots,
+            span.first,
+            span.last - span.first,
+        )
+        # The device works by itself now: meanwhile the host brings what the next rounds need.
+        following = next(spans, None)
+        if visited is not None:
+            run.memory.put(visited, jax.device_get(new.memory))
+            new = new._replace(memory=run.memory)
+        run = new
+        tally = more if tally is None else tree.add(tally, more)
+        queued.append(more)
+        if len(queued) > 2:  # or the host would run ahead, and fill the device with data
+            jax.block_until_ready(queued.popleft())
+        if span.last % setup.eval_every == 0 or span.last == setup.rounds:
+            yield Evaluation(span.last, row(span.last, run, tally), run)
+            tally = None
+        span = following
 
 
 def start(setup: Setup, hp: Any, seeds: Sequence[int]) -> Run:
@@ -236,14 +260,45 @@ def _keys(seeds: Sequence[int]) -> Array:
     return jnp.stack(keys) if len(seeds) > 1 else keys[0]
 
 
-def _spans(first: int, last: int, switch: int, longest: int) -> Iterator[tuple[int, int]]:
-    """Cuts the rounds from `first` to `last` at the switch to full batches, and not too long."""
-    while first < last:
-        end = min(last, first + longest)
+def example(shards: Shards | Feed) -> Shards:
+    """Data of the right shapes."""
+    if isinstance(shards, Shards):
+        return shards
+    return shards.gather(np.array([int(np.argmax(shards.count > 0))]), slots=1)
+
+
+def host_work(setup: Setup, seeds: Sequence[int], first: int = 0) -> Iterator[Span]:
+    """The rounds from `first`, cut at evaluations and at the switch, with what they need."""
+    switch = setup.rounds - setup.stabilise
+    shards, mesh = setup.shards, setup.layout.mesh
+    # The rounds of one program at most: a size that does not depend on how many are asked for.
+    width = longest = min(setup.eval_every, LONGEST)
+    if isinstance(shards, Feed):
+        width = longest = min(width, shards.rounds(len(seeds) * setup.cohort))
+    elif mesh is not None:
+        shards = jax.device_put(shards, NamedSharding(mesh, PartitionSpec()))
+    if setup.host_rounds is not None:
+        longest = min(width, setup.host_rounds)
+    while first < setup.rounds:
+        evaluation = first - first % setup.eval_every + setup.eval_every
+        last = min(first + longest, evaluation, setup.rounds)
         if first < switch:
-            end = min(end, switch)
-        yield first, end
-        first = end
+            last = min(last, switch)
+        cohorts = np.zeros((len(seeds), width, setup.cohort), np.int32)
+        for i, seed in enumerate(seeds):
+            for number in range(first, last):
+                cohorts[i, number - first] = setup.sample(
+                    seed, number, shards.num_clients, setup.cohort
+                )
+        here = shards
+        if isinstance(shards, Feed):
+            asked = np.unique(cohorts[:, : last - first])
+            here = shards.gather(asked, slots=len(seeds) * width * setup.cohort)
+            if mesh is not None:
+                here = jax.device_put(here, NamedSharding(mesh, PartitionSpec()))
+        assert isinstance(here, Shards)
+        yield Span(first, last, cohorts, here)
+        first = last
 
 
 def _fetch(

@@ -11,11 +11,13 @@ from jax import Array, lax, random
 
 from fedda import tree
 from fedda.core import Seen
-from fedda.data.shards import Shard
+from fedda.data.shards import Shard, num_rows, take_rows
 from fedda.models import Model
 from fedda.tree import PyTree
 
-ExampleWise = Callable[[Any, Any], Array]  # (outputs, y) -> one number an example
+# (outputs, y) -> one number an example. A metric may give two, [n] each: what is reported is then
+# the sum of the first over the sum of the second, as in a recall.
+ExampleWise = Callable[[Any, Any], Any]
 
 
 class Plan(NamedTuple):
@@ -109,16 +111,19 @@ class Task(NamedTuple):
         """The gradient of the batch's loss in training mode, and what was seen.
 
         Under the reduction `sum`, all of a client's examples count as one mini-batch, lest a
-        full-batch step be longer than the others.
+        full-batch step be longer than the others. The model's penalty is in the gradient, and not
+        in the loss that is seen.
         """
         (loss, gradient), examples = self._sum_over_parts(jax.value_and_grad, params, batch)
         if self.reduction == "mean" or batch.whole:
             factor = 1 if self.reduction == "mean" else self.plan.batch
             gradient = tree.scale(factor / jnp.maximum(examples, 1), gradient)
+        if self.model.penalty is not None:
+            gradient = tree.add(gradient, jax.grad(self.model.penalty)(params))
         return gradient, Seen(loss, examples)
 
     def mean_loss(self, params: PyTree, batch: Batch) -> Array:
-        """The mean loss of the batch's examples in training mode."""
+        """The mean loss of the batch's examples in training mode, without the penalty."""
         loss, examples = self._sum_over_parts(lambda function: function, params, batch)
         return loss / jnp.maximum(examples, 1)
 
@@ -155,20 +160,31 @@ class Task(NamedTuple):
 
     def evaluate(self, params: PyTree, x: Any, y: Any, batch: int = 512) -> dict[str, Array]:
         """Means over all examples of the loss and of every metric, in evaluation mode."""
-        total = jax.tree.leaves(y)[0].shape[0]
-        batch = min(batch, total)
+        sums = self.sums(params, x, y, num_rows(y), batch)
+        return {name: above / below for name, (above, below) in sums.items()}
 
-        def sums(first: Array) -> dict[str, Array]:
+    def sums(
+        self, params: PyTree, x: Any, y: Any, examples: Array | int, batch: int = 512
+    ) -> dict[str, tuple[Array, Array]]:
+        """What `evaluate` divides, over the first `examples` rows: parts of a set can be added."""
+        batch = min(batch, num_rows(y))
+
+        def part(first: Array) -> dict[str, tuple[Array, Array]]:
             rows = first + jnp.arange(batch)
-            inputs, labels = jax.tree.map(lambda leaf: leaf[rows % total], (x, y))
+            inputs, labels = take_rows((x, y), rows % num_rows(y))
             outputs = self.model.apply(params, inputs)
-            return {
-                name: jnp.sum(jnp.where(rows < total, measure(outputs, labels), 0))
-                for name, measure in self.measures.items()
-            }
 
-        parts = lax.map(sums, jnp.arange(0, total, batch))
-        return {name: part.sum() / total for name, part in parts.items()}
+            def total(values: Array) -> Array:
+                return jnp.sum(jnp.where(rows < examples, values, 0), dtype=jnp.result_type(float))
+
+            def of(measure: ExampleWise) -> tuple[Array, Array]:
+                values = measure(outputs, labels)
+                above, below = values if isinstance(values, tuple) else (values, jnp.ones(batch))
+                return total(above), total(below)
+
+            return {name: of(measure) for name, measure in self.measures.items()}
+
+        return tree.sum_leading(lax.map(part, jnp.arange(0, num_rows(y), batch)))
 
 
 def shuffled_epochs(key: Array, shard: Shard, length: int, multiple: int) -> Array:

@@ -161,13 +161,6 @@ def by_user(user_ids: npt.NDArray[Any]) -> list[Rows]:
     return _rows_of(owner, len(ids))
 
 
-def label_histogram(
-    labels: Labels, partition: list[Rows], num_classes: int
-) -> npt.NDArray[np.int64]:
-    """How many examples of each class each client holds: [clients, classes]."""
-    return np.stack([np.bincount(labels[rows], minlength=num_classes) for rows in partition])
-
-
 def _rows_of(owner: npt.NDArray[np.int64], clients: int) -> list[Rows]:
     """The ascending rows of each client, given each row's client (or -1 for nobody's)."""
     rows = np.argsort(owner, kind="stable")

@@ -1,6 +1,8 @@
 """A federation's examples: one flat array on the device, and where each client's part begins.
 
 Nothing is padded, whatever the clients' sizes; batches are gathered by row number inside the loop.
+A federation that is too large for the device stays on disk, and the device holds, as the same
+`Shards`, those clients that the next rounds ask.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,14 +13,54 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from fedda.errors import InputError
 
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=("x", "y", "start", "count"),
+    data_fields=("values", "start", "length"),
+    meta_fields=("width",),
+)
+@dataclass(frozen=True)
+class Ragged:
+    """Examples of unequal lengths, one after the other; those that are taken are padded."""
+
+    values: Array  # of an unsigned type, whose largest number is the padding
+    start: Array
+    length: Array
+    width: int  # at least the longest length
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.start.shape[0], self.width
+
+    def __getitem__(self, rows: Array) -> Array:
+        shape = (*rows.shape, self.width)
+        columns = lax.broadcasted_iota(self.start.dtype, shape, rows.ndim)
+        inside = columns < self.length[rows][..., None]
+        where = jnp.where(inside, self.start[rows][..., None] + columns, 0)
+        return jnp.where(inside, self.values[where], np.iinfo(self.values.dtype).max)
+
+
+def take_rows(columns: Any, rows: Array) -> Any:
+    """These rows of every column."""
+    return jax.tree.map(lambda column: column[rows], columns, is_leaf=_is_ragged)
+
+
+def num_rows(columns: Any) -> int:
+    """The number of examples."""
+    return jax.tree.leaves(columns, is_leaf=_is_ragged)[0].shape[0]
+
+
+def _is_ragged(column: Any) -> bool:
+    return isinstance(column, Ragged)
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("x", "y", "start", "count", "held"),
     meta_fields=("max_count", "num_clients"),
 )
 @dataclass(frozen=True)
@@ -31,17 +73,21 @@ class Shards:
     count: Array
     max_count: int  # of the whole federation: the only size that is known while compiling
     num_clients: int  # of the whole federation, also in a single shard
+    held: Array | None = None  # the ascending ids of the clients that are here, if not all are
 
     def shard(self, client: Array | int) -> "Shards":
-        """One client's view; an id past the last is an absent client, with no examples."""
-        client = jnp.asarray(client)
-        count = jnp.where(client < self.num_clients, self.count[client], 0)
-        return replace(self, start=self.start[client], count=count)
+        """One client's view; one that is not here, or an id past the last, has no examples."""
+        client = place = jnp.asarray(client)
+        here = client < self.num_clients
+        if self.held is not None:
+            place = jnp.minimum(jnp.searchsorted(self.held, client), len(self.held) - 1)
+            here &= self.held[place] == client
+        count = jnp.where(here, self.count[place], 0)
+        return replace(self, start=self.start[place], count=count)
 
     def rows(self, numbers: Array) -> tuple[Any, Any]:
         """One client's examples with these numbers, counted from its first."""
-        where = self.start + numbers
-        return jax.tree.map(lambda leaf: leaf[where], (self.x, self.y))
+        return take_rows((self.x, self.y), self.start + numbers)
 
 
 Shard = Shards
@@ -78,13 +124,16 @@ def from_clients(clients: Iterable[tuple[Any, Any]]) -> Shards:
     )
 
 
-def checked_pair(pair: Any, owner: str) -> tuple[np.ndarray, np.ndarray]:
+def checked_pair(pair: Any, owner: str) -> tuple[Any, Any]:
     """The two arrays of a pair, in the dtypes they will have on the device, if they are usable."""
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise InputError(f"{owner} must be a pair (x, y) of arrays, got {type(pair).__name__}.")
-    x, y = (_checked(array, f"{name} of {owner}") for name, array in zip("xy", pair, strict=True))
-    if len(x) != len(y):
-        raise InputError(f"{owner} has {len(x)} rows in x but {len(y)} in y.")
+    x, y = (
+        column if _is_ragged(column) else _checked(column, f"{name} of {owner}")
+        for name, column in zip("xy", pair, strict=True)
+    )
+    if num_rows(x) != num_rows(y):
+        raise InputError(f"{owner} has {num_rows(x)} rows in x but {num_rows(y)} in y.")
     return x, y
 
 
@@ -110,10 +159,12 @@ def _checked(values: Any, name: str) -> np.ndarray:
     return array
 
 
-def check_shapes(pair: tuple[np.ndarray, np.ndarray], like: tuple[Any, Any], owner: str) -> None:
+def check_shapes(pair: tuple[Any, Any], like: tuple[Any, Any], owner: str) -> None:
     """Refuses examples of another shape than the others'; an empty array has any shape."""
     for name, got, expected in zip("xy", pair, like, strict=True):
-        if len(got) and got.shape[1:] != expected.shape[1:]:
+        if _is_ragged(got) and _is_ragged(expected):
+            continue
+        if num_rows(got) and got.shape[1:] != expected.shape[1:]:
             raise InputError(
                 f"{name} of {owner} has examples of shape {got.shape[1:]}, but others have shape "
                 f"{expected.shape[1:]}. All need the same shape: pad or crop before."

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -46,7 +47,7 @@ class Source(NamedTuple):
     words: str = ""  # how the data came to be, for a person
 
 
-class Stale(Exception):
+class Stale(Exception):  # noqa: N818 - a state, met on the way to a rebuild
     """A store that must not be read: made by another version, from other files, or not whole."""
 
 
@@ -59,8 +60,8 @@ class Field:
     first: np.ndarray | None  # [clients]: where each client's values begin, if ragged
 
     @property
-    def ragged(self) -> bool:
-        return self.length is not None
+    def nbytes(self) -> int:
+        return self.values.nbytes + (0 if self.length is None else self.length.nbytes)
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,8 @@ def write(path: Path, source: Source, origin: Mapping[str, Any]) -> Store:
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as work:
         folder = Path(work) / path.name
         folder.mkdir()
-        splits, files = {}, {}
+        splits: dict[str, Any] = {}
+        files: dict[str, Any] = {}
         for name, clients in source.splits.items():
             (folder / name).mkdir()
             splits[name], written = _write_split(folder, name, clients)
@@ -149,7 +151,9 @@ def open_store(path: Path) -> Store:
         if size != facts["bytes"]:
             raise Stale(f"{path / name} has {size} bytes instead of {facts['bytes']}")
     return Store(
-        path, meta, {name: _open_split(path / name, about) for name, about in meta["splits"].items()}
+        path,
+        meta,
+        {name: _open_split(path / name, about) for name, about in meta["splits"].items()},
     )
 
 
@@ -175,6 +179,8 @@ def _meta(path: Path) -> dict[str, Any]:
         raise Stale(f"{path / 'meta.json'} is not valid JSON") from None
     if not isinstance(meta, dict) or meta.get("version") != VERSION:
         raise Stale(f"{path} was written by another version of fedda")
+    if not {"splits", "files", "words", "origin"} <= meta.keys():
+        raise Stale(f"{path / 'meta.json'} lacks keys")
     return meta
 
 
@@ -193,7 +199,7 @@ class _Part:
 
     def append(self, array: np.ndarray) -> None:
         if array.size:
-            self.write(memoryview(np.ascontiguousarray(array)).cast("B"))
+            self.write(np.ascontiguousarray(array).data.cast("B"))
 
     def facts(self) -> dict[str, Any]:
         return {"bytes": self._bytes, "sha256": self._hash.hexdigest()}
@@ -250,11 +256,11 @@ def _write_split(
             if not columns:
                 columns = {each: _Growing(folder, split, each, own[each]) for each in own}
             x = own["x"]
-            count = len(x.length) if isinstance(x, Rows) else len(x)
+            examples = len(x.length) if isinstance(x, Rows) else len(x)
             for each, column in columns.items():
-                column.append(own[each], count, name)
+                column.append(own[each], examples, name)
             ids.append(name.encode())
-            counts.append(count)
+            counts.append(examples)
     finally:
         for column in columns.values():
             column.values.__exit__()
@@ -264,7 +270,7 @@ def _write_split(
         raise InputError(f"the split {split!r} holds no examples.")
     order = sorted(range(len(ids)), key=ids.__getitem__)
     if len(set(ids)) < len(ids):
-        twice = next(a for a, b in zip(order, order[1:], strict=False) if ids[a] == ids[b])
+        twice = next(a for a, b in pairwise(order) if ids[a] == ids[b])
         raise InputError(f"the client {ids[twice].decode()!r} is given twice in {split!r}.")
     count = np.array(counts, np.int64)
     start = np.cumsum(count) - count

@@ -18,15 +18,28 @@ class Model(NamedTuple):
     init: Callable[[Array], Params]  # (key) -> params
     apply: Callable[[Params, Any], Any]  # (params, x) -> outputs; what evaluation uses
     train: Callable[[Params, Any, Array], Any] | None = None  # (params, x, key), if not `apply`
+    penalty: Callable[[Params], Array] | None = None  # added to a batch's loss where it is learnt
 
 
-def with_input(model: Model, prepare: Callable[[Any], Any]) -> Model:
-    """The model on `prepare(x)`: what is stored compactly is unpacked on the device."""
-    train = model.train
-    return Model(
-        model.init,
-        lambda params, x: model.apply(params, prepare(x)),
-        None if train is None else lambda params, x, key: train(params, prepare(x), key),
+def with_input(
+    model: Model,
+    prepare: Callable[[Any], Any],
+    augment: Callable[[Any, Array], Any] | None = None,
+) -> Model:
+    """The model on `prepare(x)`: what is stored compactly is unpacked on the device.
+
+    Training sees `augment(x, key)` instead, if there is one.
+    """
+    inner = model.train
+
+    def train(params: Params, x: Any, key: Array) -> Any:
+        noise_key, key = (key, key) if augment is None else jax.random.split(key)
+        x = prepare(x) if augment is None else augment(x, noise_key)
+        return model.apply(params, x) if inner is None else inner(params, x, key)
+
+    return model._replace(
+        apply=lambda params, x: model.apply(params, prepare(x)),
+        train=None if inner is None and augment is None else train,
     )
 
 

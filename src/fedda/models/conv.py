@@ -1,4 +1,4 @@
-"""Convolution as patches times a matrix.
+"""Convolution as patches times a matrix, and maxima over windows.
 
 `vmap` over clients gives every client its own kernel. That turns the usual convolution into a
 grouped one, which is slow on every backend; patches times a matrix becomes a batched matrix
@@ -6,6 +6,7 @@ product, which is what the hardware is best at.
 """
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import jax.numpy as jnp
@@ -38,13 +39,10 @@ def patches_conv(
             inputs.shape[1:3], (height, width), tuple(window_strides), padding
         )
     padded = jnp.pad(inputs, ((0, 0), *padding, (0, 0)))
-    stride_y, stride_x = window_strides
-    rows = (padded.shape[1] - height) // stride_y + 1
-    columns = (padded.shape[2] - width) // stride_x + 1
     shifted = [
-        padded[:, y : y + stride_y * rows : stride_y, x : x + stride_x * columns : stride_x]
-        for y in range(height)
-        for x in range(width)
+        shift
+        for band in _shifts(padded, 1, height, window_strides[0])
+        for shift in _shifts(band, 2, width, window_strides[1])
     ]
     patches = jnp.concatenate(shifted, axis=-1)
     return jnp.matmul(
@@ -66,3 +64,30 @@ def max_pool(inputs: Array, size: int = 2) -> Array:
         batch, rows, size, columns, size, channels
     )
     return windows.max((2, 4))
+
+
+def max_pool_same(inputs: Array, size: int, stride: int) -> Array:
+    """Maxima over windows that overlap, with the padding that TensorFlow calls SAME.
+
+    First along the rows, then along the columns: on a CPU some ten times faster than a window
+    reduction with its gradient. Of equal values, the first of a window gets the whole gradient.
+    """
+    for axis in (2, 1):
+        pads = [(0, 0)] * inputs.ndim
+        (pads[axis],) = lax.padtype_to_pads(inputs.shape[axis : axis + 1], [size], [stride], "SAME")
+        padded = jnp.pad(inputs, pads, constant_values=-jnp.inf)
+        inputs = reduce(_first_maximum, _shifts(padded, axis, size, stride))
+    return inputs
+
+
+def _first_maximum(first: Array, second: Array) -> Array:
+    """Their maximum; NaN where one of them is, lest a diverging model look well."""
+    return jnp.where((second > first) | jnp.isnan(second), second, first)
+
+
+def _shifts(padded: Array, axis: int, size: int, stride: int) -> list[Array]:
+    """Every `stride`-th slice along the axis, once for each place in a window of `size` slices."""
+    last = (padded.shape[axis] - size) // stride * stride
+    return [
+        lax.slice_in_dim(padded, place, place + last + 1, stride, axis) for place in range(size)
+    ]

@@ -1,4 +1,4 @@
-"""Softmax regression."""
+"""Logits that are linear in the features: softmax regression, or one logistic one a tag."""
 
 from flax import nnx
 from jax import Array

@@ -1,0 +1,270 @@
+"""The data sets on this machine: fetched or imported once, found by name, never read when stale."""
+
+import hashlib
+import json
+import logging
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from fedda.data import archives, fetch, store
+from fedda.data.catalogue import DATASETS, Dataset
+from fedda.data.readers import table
+from fedda.data.store import Client, Rows, Source, Stale, Store
+from fedda.errors import InputError, unknown
+
+Tell = Callable[[str], None]  # of what is being done, about once a second
+Track = Callable[[str], fetch.Progress]  # makes, for each file, what its download is told to
+
+_DOWNLOADS = "downloads"  # a folder beside the stores
+_NAME = re.compile(rf"(?!{_DOWNLOADS}$)\w[\w.-]*")
+_log = logging.getLogger(__name__)
+
+
+def root() -> Path:
+    """Where the data sets are kept."""
+    if own := os.environ.get("FEDDA_DATA"):
+        return Path(own).expanduser().absolute()
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(caches).absolute() / "fedda"
+
+
+def downloads(name: str) -> Path:
+    """Where the files that were downloaded for a data set are kept."""
+    return root() / _DOWNLOADS / name
+
+
+def names() -> list[str]:
+    """The data sets known, then a user's own ones that are here."""
+    here = sorted(path.parent for path in root().glob("*/meta.json"))
+    own = [path.name for path in here if _origin(path) and _NAME.fullmatch(path.name)]
+    return [*DATASETS, *(name for name in own if name not in DATASETS)]
+
+
+def leftovers() -> list[Path]:
+    """Folders of imports that are at work, or that were killed: then they may be large."""
+    return sorted(path for path in root().glob(".*-*") if path.is_dir())
+
+
+class State(NamedTuple):
+    """What is here of a data set: a store that may be read, or the reason why it must not be."""
+
+    store: Store | None
+    problem: str  # empty if there is no store at all
+    origin: dict[str, Any]
+
+
+def look(name: str) -> State:
+    path = _place(name)
+    if not path.exists():
+        return State(None, "", {})
+    origin = _origin(path)
+    try:
+        opened = store.open_store(path)
+    except Stale as stale:
+        return State(None, str(stale), origin)
+    now = _fingerprint(Path(origin["path"])) if "path" in origin else None
+    if now not in (None, origin.get("fingerprint")):
+        return State(None, f"the files in {origin['path']} have changed", origin)
+    return State(opened, "", origin)
+
+
+def open_dataset(name: str, tell: Tell = _log.info) -> Store:
+    """Opens a data set; one that is stale is imported anew if the files it came from are there."""
+    opened, problem, origin = look(name)
+    if opened is not None:
+        return opened
+    if not problem:
+        if name not in DATASETS:
+            raise unknown("data set", name, names())
+        what = DATASETS[name].description
+        raise InputError(f"the data set {name} ({what}) is not here yet. {_advice(name)}")
+    path = origin.get("path")
+    if path is not None and _fingerprint(Path(path)) is not None:
+        tell(f"{name} is imported anew: {problem}")
+        return import_files(name, Path(path), tell, **origin.get("options", {}))
+    gone = f" and the files it came from are no longer in {path}" if path else ""
+    raise InputError(f"the data set {name} cannot be used: {problem}{gone}. {_advice(name)}")
+
+
+def fetch_dataset(
+    name: str,
+    mirror: str | None = None,
+    track: Track = lambda file: _unseen,
+    tell: Tell = _log.info,
+) -> Store:
+    """Downloads a data set and imports it; does only what has not been done."""
+    if name not in DATASETS:
+        raise unknown("data set", name, DATASETS)
+    if not DATASETS[name].downloads:
+        raise InputError(f"{name} cannot be downloaded by this command. {DATASETS[name].by_hand}")
+    folder = downloads(name)
+    for url, checksum in DATASETS[name].downloads:
+        url = url if mirror is None else fetch.mirrored(url, mirror)
+        try:
+            fetch.download(url, folder, checksum, track(fetch.file_name(url)))
+        except InputError as error:
+            raise InputError(
+                f"{error} Another server can be given with --mirror URL, and files downloaded by "
+                f"hand are imported with: fedda data import {name} PATH"
+            ) from None
+    opened, _, origin = look(name)
+    if opened is not None and origin.get("path") == str(folder):
+        return opened
+    return import_files(name, folder, tell)
+
+
+def import_files(name: str, path: Path, tell: Tell = _log.info, **options: Any) -> Store:
+    """Makes a store of a file, a folder or an archive, in any layout known for the data set.
+
+    A name that is not in `DATASETS` is a federation of the user's own, read as a table; `options`
+    are the names of its columns.
+    """
+    dataset = DATASETS.get(name, Dataset("a federation of your own", (table,)))
+    target, path = _place(name), path.expanduser().absolute()
+    if name in DATASETS and options:
+        raise InputError(
+            f"columns are named for a federation of your own; the files of {name} say themselves "
+            f"what they hold. Leave out: {', '.join(options)}."
+        )
+    if target.exists() and not _origin(target):
+        raise InputError(
+            f"{target} would be replaced, but holds files that are not of a data set of fedda. "
+            "Move them away, or let FEDDA_DATA name another folder for the data sets."
+        )
+    fingerprint = _fingerprint(path)  # before reading: a change meanwhile makes the store stale
+    if fingerprint is None:
+        raise InputError(f"there are no files at {path}.")
+    root().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{name}-unpacked-", dir=root()) as work:
+        reader, found = _found(name, dataset, path, Path(work), tell)
+        tell(f"reading {found.name}")
+        source: Source = reader.read(found, name, **options)
+        origin = {
+            "reader": reader.__name__.rpartition(".")[2],
+            "path": str(path),
+            "fingerprint": fingerprint,
+            "options": options,
+        }
+        splits = {each: _told(each, own, tell) for each, own in source.splits.items()}
+        return store.write(target, source._replace(splits=splits), origin)
+
+
+def verify(name: str) -> list[str]:
+    """Reads every byte of a store and names its files. Raises `Stale` if one byte is wrong."""
+    path = _place(name)
+    if not path.exists():
+        raise InputError(f"the data set {name} is not here. {_advice(name)}")
+    opened = store.open_store(path)  # says it better if a file is missing
+    store.verify(path)
+    return list(opened.meta["files"])
+
+
+def _place(name: str) -> Path:
+    if not _NAME.fullmatch(name):
+        raise InputError(
+            f"{name!r} cannot be the name of a data set: expected letters, digits, - and _, and "
+            f"not {_DOWNLOADS!r}."
+        )
+    return root() / name
+
+
+def _advice(name: str) -> str:
+    if name not in DATASETS:
+        return f"Import it: fedda data import {name} PATH"
+    if not DATASETS[name].downloads:
+        return DATASETS[name].by_hand
+    return f"Get it with: fedda data fetch {name}, or, from files: fedda data import {name} PATH"
+
+
+def _found(
+    name: str, dataset: Dataset, path: Path, work: Path, tell: Tell
+) -> tuple[ModuleType, Path]:
+    """The reader of some files and where they are, which is in `work` if they were unpacked."""
+    packed = [path] if archives.is_archive(path) else []
+    if not packed and path.is_dir() and not _match(name, dataset, path):
+        expected = [path / fetch.file_name(url) for url, _ in dataset.downloads]
+        packed = [file for file in expected if archives.is_archive(file)]
+    place = path
+    if packed:
+        # Named as the archive is: a reader may take a folder's name for a part of an id.
+        place = work / (path.name.partition(".")[0] or name)
+        for archive in packed:
+            archives.unpack(archive, place, dataset.unpacked_limit, _bytes_told(archive, tell))
+    found = _match(name, dataset, place)
+    if found is None:
+        layouts = "".join(f"\n- {reader.LAYOUT}" for reader in dataset.readers)
+        known = "" if name in DATASETS else f" (the data sets known are {', '.join(DATASETS)})"
+        raise InputError(f"{path} does not hold {name}{known}. Expected{layouts}")
+    return found
+
+
+def _match(name: str, dataset: Dataset, place: Path) -> tuple[ModuleType, Path] | None:
+    """Looks in a folder, and in what is alone in it, as after unpacking."""
+    while True:
+        for reader in dataset.readers:
+            if reader.finds(place, name):
+                return reader, place
+        inner = list(place.glob("[!._]*")) if place.is_dir() else []
+        if len(inner) != 1:
+            return None
+        (place,) = inner
+
+
+def _origin(path: Path) -> dict[str, Any]:
+    """What a store was made from, also one of another version; nothing if it is not a store."""
+    try:
+        origin = json.loads((path / "meta.json").read_text(encoding="utf-8"))["origin"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return origin if isinstance(origin, dict) else {}
+
+
+def _fingerprint(path: Path) -> str | None:
+    """Tells one state of some files from another by names, sizes and times; None: no files."""
+    facts = []
+    for file in [path] if path.is_file() else sorted(path.rglob("*")):
+        name = file.relative_to(path)
+        if file.is_file() and not any(part.startswith(".") for part in name.parts):
+            about = file.stat()
+            facts.append([str(name), about.st_size, about.st_mtime_ns])
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest() if facts else None
+
+
+def _told(split: str, clients: Iterable[Client], tell: Tell) -> Iterator[Client]:
+    """The same clients, counted."""
+    number = examples = 0
+    seldom = _seldom(tell)
+    for client in clients:
+        yield client
+        x = client[1]["x"]
+        number, examples = number + 1, examples + len(x.length if isinstance(x, Rows) else x)
+        seldom(f"{split}: {number:,} clients, {examples:,} examples")
+    tell(f"{split}: {number:,} clients, {examples:,} examples")
+
+
+def _bytes_told(archive: Path, tell: Tell) -> Callable[[int], None]:
+    seldom = _seldom(tell)
+    return lambda done: seldom(f"unpacking {archive.name}: {done:,} bytes")
+
+
+def _seldom(tell: Tell) -> Tell:
+    """Passes on one message a second."""
+    last = 0.0
+
+    def pass_on(message: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= 1:
+            last = time.monotonic()
+            tell(message)
+
+    return pass_on
+
+
+def _unseen(done: int, total: int | None) -> None:
+    pass

@@ -1,0 +1,97 @@
+"""A federation in numbers: how large its clients are and how their labels differ."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedda.data.shards import Ragged, Shards
+from fedda.errors import InputError
+
+_BLOCK = 2**22  # entries of a histogram worked on at once: 32 MB a temporary array
+
+
+class Statistics(NamedTuple):
+    """Entropies are in bits; what is said of labels is None where no labels were given.
+
+    The means over clients leave out clients without a label.
+    """
+
+    clients: int
+    examples: int
+    fewest: int  # examples of a client
+    median: float
+    most: int
+    client_entropy: float | None  # of a client's labels, mean over clients
+    label_entropy: float | None  # of all labels together
+    distinct_labels: float | None  # that a client holds, mean over clients
+
+
+def describe(count: np.ndarray, histogram: np.ndarray | None) -> Statistics:
+    """Describes clients of `count[client]` examples with `histogram[client, label]` labels.
+
+    An example may have no label or several, so the histogram need not sum to the counts.
+    """
+    if count.ndim != 1 or not len(count) or count.min() < 0:
+        raise InputError(
+            f"got examples of clients of shape {count.shape}, expected one number, 0 or more, for "
+            "each of at least one client."
+        )
+    sizes = (
+        len(count),
+        int(count.sum(dtype=np.int64)),
+        int(count.min()),
+        float(np.median(count)),
+        int(count.max()),
+    )
+    if histogram is None:
+        return Statistics(*sizes, None, None, None)
+    if histogram.ndim != 2 or len(histogram) != len(count) or not histogram.shape[1]:
+        raise InputError(
+            f"got a histogram of shape {histogram.shape}, expected [{len(count)} clients, labels]."
+        )
+    step = max(1, _BLOCK // histogram.shape[1])
+    holders, distinct, entropy = 0, 0, 0.0
+    for begin in range(0, len(count), step):
+        block = histogram[begin : begin + step]
+        if block.min() < 0:
+            raise InputError(f"got {block.min()} labels in a histogram, expected 0 or more.")
+        holders += int(block.any(axis=1).sum())
+        distinct += int(np.count_nonzero(block))
+        entropy += float(_entropy(block).sum())
+    whole = histogram.sum(axis=0, dtype=np.int64)
+    return Statistics(
+        *sizes,
+        client_entropy=entropy / max(holders, 1),
+        label_entropy=float(_entropy(whole[None])[0]),
+        distinct_labels=distinct / max(holders, 1),
+    )
+
+
+def _entropy(histogram: np.ndarray) -> np.ndarray:
+    """Of each row, in bits; 0 of an empty row."""
+    share = histogram / np.maximum(histogram.sum(axis=1, keepdims=True), 1)
+    logarithm = np.log2(share, out=np.zeros(share.shape), where=share > 0)
+    entropy: np.ndarray = np.abs((share * logarithm).sum(axis=1))  # of a number never above 0
+    return entropy
+
+
+def label_histogram(shards: Shards, labels: int) -> np.ndarray:
+    """How many examples of each label each client holds: [clients, labels]."""
+    start, count = np.asarray(shards.start), np.asarray(shards.count)
+    owner, rows = _spread(start, count)
+    if isinstance(shards.y, Ragged):  # an example has any number of labels
+        first, length = np.asarray(shards.y.start)[rows], np.asarray(shards.y.length)[rows]
+        example, places = _spread(first, length)
+        owner, values = owner[example], np.asarray(shards.y.values)[places]
+    else:
+        values = np.asarray(shards.y)[rows]
+    kept = values < labels
+    flat = owner[kept] * labels + values[kept].astype(np.int64)
+    return np.bincount(flat, minlength=len(count) * labels).reshape(len(count), labels)
+
+
+def _spread(start: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers start[i], start[i] + 1, ... of every i, and for each of them its i."""
+    owner = np.repeat(np.arange(len(count)), count)
+    offset = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
+    return owner, start[owner] + offset

@@ -1,0 +1,50 @@
+"""The tasks the command knows by name: data, model, loss and metrics, ready to train.
+
+A task is two files here: `<task>.toml`, which `config` describes, and a module with a function
+`build(config)`.
+"""
+
+import importlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+from fedda.config import Config, about
+from fedda.data.feed import Block, Feed
+from fedda.data.shards import Shards
+from fedda.models import Model
+from fedda.task import ExampleWise
+
+
+class Problem(NamedTuple):
+    """A federation and what it is to learn."""
+
+    model: Model
+    shards: Shards | Feed
+    test: tuple[Any, Any]
+    loss: ExampleWise
+    metrics: tuple[ExampleWise, ...]  # the first is the one results are judged by
+    higher_is_better: bool
+    labels: Sequence[str]  # the names of the classes
+    reduction: Literal["mean", "sum"] = "mean"
+    final: Callable[[], Iterable[Block]] | None = None  # a larger test set, for the end of a run
+    data: Mapping[str, Any] = {}  # where the examples are from, for the results
+
+
+DEPENDS_ON = ("task", "model", "partition", "partition_seed", "clients", "data_gb")
+
+
+def load(config: Config) -> Problem:
+    """The problem a configuration names."""
+    about(config.task)  # which refuses what is no task
+    values = tuple(getattr(config, name) for name in DEPENDS_ON)
+    return _load(values, tuple(sorted(config.options.items())))
+
+
+# Cached, so that all runs of a comparison share one federation and one compiled program.
+@lru_cache(maxsize=2)
+def _load(values: tuple[Any, ...], options: tuple[tuple[str, Any], ...]) -> Problem:
+    config = Config(**dict(zip(DEPENDS_ON, values, strict=True)), options=dict(options))
+    module = importlib.import_module(f"fedda.tasks.{config.task.replace('-', '_')}")
+    problem: Problem = module.build(config)
+    return problem

@@ -1,0 +1,42 @@
+"""CIFAR-100 with the ResNet-18 of the FedOpt experiments, or a small network for a laptop."""
+
+from jax import Array
+
+from fedda import inputs, losses, models
+from fedda.config import Config
+from fedda.models.cnn import cnn
+from fedda.models.resnet import resnet18
+from fedda.tasks import Problem
+from fedda.tasks.common import chosen_model, federation
+
+CROP = 24
+CLASSES = 100
+
+
+def build(config: Config) -> Problem:
+    options = config.options
+    network = chosen_model(
+        config,
+        {
+            "resnet18": lambda: resnet18(CLASSES, affine=options["affine"], l2=options["l2"]),
+            "cnn": lambda: cnn(CROP, 3, CLASSES),
+        },
+    )
+
+    def prepare(x: Array) -> Array:
+        return inputs.standardise(inputs.central_crop(x, CROP))
+
+    def augment(x: Array, key: Array) -> Array:
+        return inputs.standardise(inputs.random_crop_and_flip(x, key, CROP))
+
+    found = federation("cifar100", config)
+    return Problem(
+        model=models.with_input(network, prepare, augment if options["augment"] else None),
+        shards=found.shards,
+        test=found.test,
+        loss=losses.cross_entropy,
+        metrics=(losses.accuracy,),
+        higher_is_better=True,
+        labels=[str(label) for label in range(CLASSES)],
+        data=found.data,
+    )

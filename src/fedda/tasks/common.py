@@ -1,0 +1,93 @@
+"""What tasks have in common: a model by name, and a federation out of a store."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedda.config import Config
+from fedda.data import feed, partition
+from fedda.data.datasets import open_dataset
+from fedda.data.feed import XY, Columns, Feed
+from fedda.data.shards import Shards, from_partition
+from fedda.data.store import Rows, Split, Store
+from fedda.errors import InputError, unknown
+from fedda.models import Model
+
+_LARGEST = 2**31  # rows, and parts of ragged rows, that the device can count
+
+
+def chosen_model(config: Config, kinds: Mapping[str, Callable[[], Model]]) -> Model:
+    """The model that a configuration names; asked for before the data, which take longer."""
+    if config.model not in kinds:
+        raise unknown(f"model of {config.task}", config.model, kinds)
+    return kinds[config.model]()
+
+
+class Federation(NamedTuple):
+    """A store's training clients, its test set, and where they are from."""
+
+    shards: Shards | Feed
+    test: tuple[Any, Any]
+    data: dict[str, Any]
+    labels: list[str]  # their names, if the files have names instead of numbers
+
+
+def federation(name: str, config: Config, columns: Columns = XY) -> Federation:
+    """A store of examples of one shape, its clients as they are or drawn anew."""
+    store = open_dataset(name)
+    split, test = store.splits["train"], store.splits["test"]
+    how = config.partition
+    if how == "paper":
+        how = "user" if split.num_clients > 1 else "pachinko:0.1"
+    data = provenance(name, store) | {"partition": how}
+    if how == "user":
+        shards = as_stored(name, split, config, columns=columns)
+    else:
+        shards = _redrawn(how, split, config, columns)
+    labels = store.text("labels.txt").splitlines() if "labels.txt" in store.meta["files"] else []
+    return Federation(shards, feed.union(test, columns=columns), data, labels)
+
+
+def as_stored(
+    name: str, split: Split, config: Config, most: int | None = None, columns: Columns = XY
+) -> Shards | Feed:
+    """The clients as the files name them: on the device if they fit, else fed to it."""
+    if split.num_clients == 1:
+        raise InputError(
+            f"{name} was imported from files that name no clients. Choose how to split it: "
+            "partition=iid or partition=dirichlet:0.3, and clients=100."
+        )
+    if config.clients not in (0, split.num_clients):
+        raise InputError(
+            f"{name} has {split.num_clients} clients, got clients={config.clients}. Leave clients "
+            "out, or choose how to split the data anew: partition=iid or partition=dirichlet:0.3."
+        )
+    fields = [split.fields[column] for column in set(columns)]
+    largest = max(len(field.values) for field in fields)
+    if sum(field.nbytes for field in fields) <= config.data_gb * 1e9 and largest < _LARGEST:
+        return feed.resident(split, most, columns)
+    return Feed(split, most, columns)
+
+
+def _redrawn(how: str, split: Split, config: Config, columns: Columns) -> Shards:
+    """All examples of a split, dealt out anew; in the paper's numbers, if none is given."""
+    names = {*columns, "y"} | ({"coarse"} & split.fields.keys())
+    whole: dict[str, np.ndarray] = {}
+    for name in names:
+        values = split.fields[name].values
+        if isinstance(split.column(name, 0), Rows):
+            raise InputError(f"partition must be user for texts, got {how!r}.")
+        whole[name] = np.asarray(values)
+    clients = config.clients or 500
+    parts = partition.split(how, whole["y"], clients, config.partition_seed, whole.get("coarse"))
+    x, y = (whole[name] for name in columns)
+    return from_partition(x, y, parts)
+
+
+def provenance(name: str, store: Store) -> dict[str, Any]:
+    """What a result says of the data it was made with."""
+    files = json.dumps(store.meta["files"], sort_keys=True).encode()
+    return {"name": name, "words": store.meta["words"], "sha256": hashlib.sha256(files).hexdigest()}

@@ -1,0 +1,59 @@
+"""A federation that a user imported: classification if its labels are whole numbers."""
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from fedda import inputs, losses, models
+from fedda.config import Config
+from fedda.errors import InputError
+from fedda.models.cnn import cnn
+from fedda.models.linear import linear
+from fedda.models.mlp import mlp
+from fedda.tasks import Problem
+from fedda.tasks.common import chosen_model, federation
+
+
+def prepare(x: Array) -> Array:
+    """Bytes, as pixels are stored, become numbers in [0, 1]; images get a channel."""
+    x = inputs.scaled(x) if x.dtype == jnp.uint8 else x.astype(jnp.float32)
+    return x[..., None] if x.ndim == 3 else x
+
+
+def mean_squared_error(outputs: Array, targets: Array) -> Array:
+    return losses.squared_error(outputs, targets.reshape(outputs.shape))
+
+
+def build(config: Config) -> Problem:
+    name = config.options["data"]
+    if not name:
+        raise InputError(
+            "task own needs data=NAME: the name of a federation from `fedda data import NAME PATH`."
+        )
+    found = federation(name, config)
+    x, y = found.test
+    shape = tuple(x.shape[1:])
+    classes = 0
+    if np.issubdtype(y.dtype, np.integer):
+        stored = found.shards.y if hasattr(found.shards, "y") else y
+        classes = 1 + int(max(np.max(stored), np.max(y)))
+    features, outputs = math.prod(shape), classes or math.prod(y.shape[1:]) or 1
+    square = len(shape) in (2, 3) and shape[0] == shape[1]
+    kinds = {
+        "linear": lambda: linear(features, outputs),
+        "mlp": lambda: mlp(features, 128, outputs),
+    }
+    if square:
+        kinds["cnn"] = lambda: cnn(shape[0], shape[2] if len(shape) == 3 else 1, outputs)
+    return Problem(
+        model=models.with_input(chosen_model(config, kinds), prepare),
+        shards=found.shards,
+        test=found.test,
+        loss=losses.cross_entropy if classes else mean_squared_error,
+        metrics=(losses.accuracy,) if classes else (mean_squared_error,),
+        higher_is_better=bool(classes),
+        labels=found.labels or [str(label) for label in range(classes)],
+        data=found.data,
+    )

@@ -1,0 +1,52 @@
+"""Stack Overflow: the tags of a sentence from its bag of words, each user a client.
+
+Everything here serves the `stackexchange` task too.
+"""
+
+from functools import partial
+
+from fedda import inputs, losses, models
+from fedda.config import Config
+from fedda.data import feed
+from fedda.data.datasets import open_dataset
+from fedda.errors import InputError
+from fedda.models.linear import linear
+from fedda.tasks import Problem
+from fedda.tasks.common import as_stored, chosen_model, provenance
+
+VALIDATION = 10_000  # examples, at every evaluation
+BLOCK = 8192  # examples that are evaluated at once at the end
+
+
+def build(config: Config) -> Problem:
+    return tag_prediction("stackoverflow", config.options["validation"], config)
+
+
+def tag_prediction(name: str, validation: str, config: Config) -> Problem:
+    options = config.options
+    vocabulary, tags = options["vocabulary"], options["tags"]
+    for key in ("vocabulary", "tags", "cap"):
+        if not 1 <= options[key] < 65_534:
+            raise InputError(f"{key} must be between 1 and 65533, got {options[key]}.")
+    for key, allowed in (("words_counted", ("known", "all")), ("reduction", ("sum", "mean"))):
+        if options[key] not in allowed:
+            raise InputError(f"{key} must be {' or '.join(allowed)}, got {options[key]!r}.")
+    network = chosen_model(config, {"logistic": lambda: linear(vocabulary, tags)})
+    store = open_dataset(name)
+    if validation not in store.splits:
+        raise InputError(
+            f"validation must be one of {', '.join(store.splits)}, got {validation!r}."
+        )
+    bag = partial(inputs.bag_of_words, vocabulary=vocabulary, denominator=options["words_counted"])
+    return Problem(
+        model=models.with_input(network, bag),
+        shards=as_stored(name, store.splits["train"], config, options["cap"]),
+        test=feed.union(store.splits[validation], VALIDATION),
+        loss=losses.tag_cross_entropy,
+        metrics=(losses.recall_at_5,),
+        higher_is_better=True,
+        labels=store.text("tags.txt").splitlines()[:tags],
+        reduction=options["reduction"],
+        final=lambda: feed.blocks(store.splits["test"], BLOCK),
+        data=provenance(name, store) | {"partition": "user", "validation": validation},
+    )

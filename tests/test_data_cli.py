@@ -1,0 +1,246 @@
+"""The commands for data, as a person or a script uses them."""
+
+import hashlib
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from fedda.data import catalogue, datasets
+from fedda.data.catalogue import Download
+from test_cli import fedda  # noqa: F401 - a fixture
+from test_datasets import tar_bz2
+from test_fetch import CONTENT, Server, server  # noqa: F401 - a fixture
+
+
+@pytest.fixture(autouse=True)
+def root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("FEDDA_DATA", str(tmp_path / "root"))
+    monkeypatch.setenv("no_proxy", "*")
+    return tmp_path / "root"
+
+
+def digits_file(path: Path, clients: int) -> bytes:
+    """TensorFlow Federated's layout: client k has k + 1 images."""
+    with h5py.File(path, "w") as file:
+        for k in range(clients):
+            group = file.create_group(f"examples/f{k:04}_00")
+            group["pixels"] = np.full((k + 1, 28, 28), 1, np.float32)
+            group["label"] = np.arange(k + 1, dtype=np.int32)
+    return path.read_bytes()
+
+
+@pytest.fixture
+def remote(server: Server, tmp_path: Path, monkeypatch) -> Server:  # noqa: F811
+    """Serves the digits of three writers instead of 3,383."""
+    files = {
+        f"fed_emnist_digitsonly_{split}.h5": digits_file(tmp_path / "h5", 3)
+        for split in ("train", "test")
+    }
+    checksum = tar_bz2(tmp_path / "archive", files)
+    server.content = (tmp_path / "archive").read_bytes()
+    (tmp_path / "h5").unlink()
+    (tmp_path / "archive").unlink()
+    dataset = catalogue.DATASETS["emnist-digits"]
+    url = dataset.downloads[0].url
+    changed = catalogue.Dataset("", dataset.readers, (Download(url, checksum),))
+    monkeypatch.setitem(catalogue.DATASETS, "emnist-digits", changed)
+    return server
+
+
+def mirror(server: Server) -> str:  # noqa: F811
+    return server.url.removesuffix("/file.bin")
+
+
+def own_file(path: Path) -> Path:
+    who = np.array(["ann", "bob", "ann", "bob", "ann"])
+    np.savez(path, who=who, kind=np.array([0, 1, 1, 0, 1]), x=np.eye(5, dtype=np.float32))
+    return path
+
+
+def row(out: str, name: str) -> str:
+    """A line of the list, with single spaces."""
+    (line,) = (line for line in out.splitlines() if line.startswith(f"  {name} "))
+    return " ".join(line.split())
+
+
+def data_table(out: str) -> str:
+    return out[out.index("data set ") :]
+
+
+def test_fetch_downloads_imports_and_keeps(fedda, remote, root):  # noqa: F811
+    code, out, err = fedda("data", "fetch", "emnist-digits", "--mirror", mirror(remote))
+    assert code == 0
+    assert re.search(r"train +3 +6\b", out)
+    assert re.search(r"test +3 +6\b", out)
+    assert f"kept in {root / 'downloads' / 'emnist-digits'}" in out
+    assert re.search(r"^fed_emnist_digitsonly.tar.bz2: \S+ \w+ of \S+ \w+", err, re.MULTILINE)
+    kept = root / "downloads" / "emnist-digits" / "fed_emnist_digitsonly.tar.bz2"
+    assert kept.read_bytes() == remote.content
+    opened = datasets.open_dataset("emnist-digits")
+    assert opened.splits["train"].clients == ["f0000_00", "f0001_00", "f0002_00"]
+    code, again, err = fedda("data", "fetch", "emnist-digits")
+    assert (code, again, err) == (0, out, "")
+    assert len(remote.asked) == 1
+
+
+def test_import_of_a_federation_of_ones_own(fedda, tmp_path):  # noqa: F811
+    file = own_file(tmp_path / "mine.npz")
+    code, out, _ = fedda(
+        "data", "import", "mine", str(file), "--client", "who", "--label", "kind", "--feature", "x"
+    )
+    assert code == 0
+    assert re.search(r"train +2 ", out)
+    opened = datasets.open_dataset("mine")
+    assert opened.splits["train"].clients == ["ann", "bob"]
+    assert opened.meta["origin"]["options"] == {"client": "who", "label": "kind", "features": ["x"]}
+    code, out, _ = fedda("data", "list")
+    assert re.fullmatch(r"mine 2 [45] \d+ bytes ready \S+", row(data_table(out), "mine"))
+
+
+def test_list_says_what_is_ready_stale_or_not_here(fedda, root, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("COLUMNS", "250")
+    for name in ("first", "second"):
+        file = own_file(tmp_path / f"{name}.npz")
+        fedda("data", "import", name, str(file), "--client", "who", "--label", "kind")
+    own_file(tmp_path / "second.npz")
+    os.utime(tmp_path / "second.npz", ns=(1, 1))
+    (root / ".first-unpacked-abc").mkdir()
+    code, out, _ = fedda("data", "list")
+    assert code == 0
+    for task in ("digits", "emnist", "own"):
+        assert re.search(rf"^ +{task} ", out, re.MULTILINE)
+    table = data_table(out)
+    assert row(table, "first").endswith(f"ready {tmp_path / 'first.npz'}")
+    assert row(table, "second") == f"second stale {tmp_path / 'second.npz'}"
+    assert row(table, "emnist") == "emnist not here fedda data fetch emnist"
+    assert row(table, "stackexchange") == "stackexchange not here fedda data import stackexchange"
+    assert f"second is stale and not read: the files in {tmp_path / 'second.npz'} have ch" in out
+    assert f"{root / '.first-unpacked-abc'} is left of an import that was killed" in out
+    assert f"Kept in {root}" in out
+
+
+def test_verify_reads_every_byte(fedda, root, tmp_path):  # noqa: F811
+    for name in ("first", "second"):
+        file = own_file(tmp_path / f"{name}.npz")
+        fedda("data", "import", name, str(file), "--client", "who", "--label", "kind")
+    code, out, _ = fedda("data", "verify")
+    assert code == 0
+    assert [line.split(":")[0] for line in out.splitlines()] == ["first", "second"]
+    file = root / "first" / "train" / "y.values"
+    content = bytearray(file.read_bytes())
+    content[0] ^= 1
+    file.write_bytes(content)
+    code, out, err = fedda("data", "verify")
+    assert code == 2
+    assert "second: " in out
+    assert "y.values has sha256" in err
+    assert f"Delete {root / 'first'}" in err
+    assert fedda("data", "verify", "second")[0] == 0
+    assert fedda("data", "verify", "first")[0] == 2
+
+
+def test_data_show(fedda, tmp_path):  # noqa: F811
+    code, out, _ = fedda("data", "show", "digits", "--partition", "dirichlet:0.3")
+    assert code == 0
+    assert re.search(r"clients +100 ", out)
+    assert re.search(r"examples +1,438 ", out)
+    assert (tmp_path / "digits-dirichlet-0.3.png").read_bytes()[:4] == b"\x89PNG"
+    code, *_ = fedda("data", "show", "digits", "--partition", "pachinko", "--picture", "p.pdf")
+    assert code == 0
+    assert (tmp_path / "p.pdf").read_bytes()[:4] == b"%PDF"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["fetch", "emnits"], "unknown data set 'emnits'. Did you mean emnist"),
+        (["fetch", "stackexchange"], "Extract Posts.xml"),
+        (["fetch", "emnist", "--mirror", "file:///tmp"], "begins with http:// or https://"),
+        (["fetch", "emnist", "--mirror", "http://127.0.0.1:9/x"], "--mirror URL, and files down"),
+        (["import", "emnist", "nowhere"], "there are no files at"),
+        (["import", "emnist", "nowhere", "--label", "l"], "Leave out: label"),
+        (["import", "a/b", "nowhere"], "'a/b' cannot be the name of a data set"),
+        (["verify", "emnist"], "the data set emnist is not here"),
+        (["verify", "mine"], "fedda data import mine PATH"),
+        (["show", "digits", "--picture", "a.xyz"], "must be a .png or .pdf file"),
+        (["show", "mnist"], "unknown task 'mnist'"),
+    ],
+)
+def test_wrong_input_is_a_message(fedda, tmp_path, words, message):  # noqa: F811
+    code, out, err = fedda("data", *words)
+    assert code == 2
+    assert out == "" or words[0] == "show"
+    assert message in err
+    assert "Traceback" not in err
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()], "nothing is left behind"
+
+
+def on_a_terminal(words: list[str], tmp_path: Path, until: bytes) -> tuple[int, str]:
+    """Runs the command in a real terminal (a pty); interrupts it when it shows `until`."""
+    main, worker = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedda.cli", "data", *words],
+        cwd=tmp_path,
+        stdin=worker,
+        stdout=worker,
+        stderr=worker,
+        env=os.environ | {"TERM": "xterm", "COLUMNS": "100"},
+    )
+    os.close(worker)
+    shown, deadline, interrupted = b"", time.monotonic() + 60, False
+    while time.monotonic() < deadline:
+        try:
+            shown += os.read(main, 4096)
+        except OSError:  # the other end is closed: the process has ended
+            break
+        if until in shown and not interrupted:
+            process.send_signal(signal.SIGINT)
+            interrupted = True
+    os.close(main)
+    text = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", shown).decode()
+    return process.wait(10), text
+
+
+def test_on_a_terminal_there_is_a_bar_and_ctrl_c_can_be_followed_up(fedda, server, tmp_path, root):  # noqa: F811
+    """The server does not have the real file, so that in the end the checksum is wrong."""
+    words = ["fetch", "emnist", "--mirror", mirror(server)]
+    server.slow = 0.1  # 3 s in all
+    code, text = on_a_terminal(words, tmp_path, until=b"B/s")
+    assert code == 130
+    told = r"fed_emnist.tar.bz2 .* [0-9.]+ kB of 300.0 kB, [0-9.]+ [kM]?B/s"
+    assert re.search(told, text), "file, amount and speed"
+    assert "Continue with: fedda data fetch emnist" in text
+    assert "Traceback" not in text
+    part = root / "downloads" / "emnist" / "fed_emnist.tar.bz2.part"
+    kept = part.stat().st_size
+    assert part.read_bytes() == CONTENT[:kept]
+    server.slow = 0
+    server.asked.clear()
+    code, _, err = fedda("data", *words)
+    assert [asked["Range"] for asked in server.asked] == [f"bytes={kept}-"]
+    assert code == 2
+    assert hashlib.sha256(CONTENT).hexdigest() in err
+    assert not list(part.parent.iterdir())
+
+
+def test_the_stale_are_made_anew_or_refused_by_what_uses_them(fedda, root, tmp_path):  # noqa: F811
+    file = own_file(tmp_path / "mine.npz")
+    fedda("data", "import", "mine", str(file), "--client", "who", "--label", "kind")
+    meta = json.loads((root / "mine" / "meta.json").read_text())
+    (root / "mine" / "meta.json").write_text(json.dumps(meta | {"version": 0}))
+    assert "mine stale" in row(data_table(fedda("data", "list")[1]), "mine")
+    code, _, err = fedda("data", "verify", "mine")
+    assert code == 2
+    assert "another version" in err
+    datasets.open_dataset("mine")
+    assert fedda("data", "verify", "mine")[0] == 0

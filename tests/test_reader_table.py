@@ -1,0 +1,538 @@
+"""A user's own table becomes clients, or is refused by file, column and row."""
+
+import builtins
+import contextlib
+import hashlib
+import os
+import pickle
+import re
+
+import numpy as np
+import pytest
+
+from fedda.data import store
+from fedda.data.readers import table
+from fedda.errors import InputError
+
+pa = pytest.importorskip("pyarrow", reason="Parquet files are read with pyarrow")
+pq = pytest.importorskip("pyarrow.parquet", reason="Parquet files are read with pyarrow")
+
+# Rows of clients are scattered; there are ints, floats, bits and a column that is no number.
+CLIENT = ["b", "a", "b", "c", "a", "b", "b", "a", "b", "b"]
+LABEL = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+HEIGHT = np.arange(10) / 4
+WIDTH = np.arange(10, 20)
+COLUMNS = {
+    "height": HEIGHT,
+    "client": CLIENT,
+    "note": list("abcdefghij"),
+    "label": LABEL,
+    "width": WIDTH,
+}
+
+
+def parquet(path, columns=COLUMNS, rows=slice(None), **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    own = {name: list(column) for name, column in columns.items()}
+    start, stop, _ = rows.indices(len(own["client"]))
+    pq.write_table(pa.table(own).slice(start, stop - start), path, **options)
+    return path
+
+
+def npz(path, **arrays):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path, **arrays)
+    return path
+
+
+def clients(path, split="train", **options):
+    return dict(table.read(path, "mine", **options).splits[split])
+
+
+def whole(path, **options):
+    """Both splits together, as {client: rows of (label, features)} in order of the labels."""
+    together = {}
+    for split in ("train", "test"):
+        for name, own in clients(path, split, **options).items():
+            rows = zip(own["y"].tolist(), own["x"].tolist(), strict=True)
+            together.setdefault(name, []).extend(rows)
+    return {name: sorted(rows) for name, rows in together.items()}
+
+
+def expected(features):
+    together = {}
+    for owner, label, row in zip(CLIENT, LABEL, features, strict=True):
+        together.setdefault(owner, []).append((label, np.asarray(row).tolist()))
+    return together
+
+
+BOTH = np.stack([HEIGHT, WIDTH], 1)
+
+
+@pytest.mark.parametrize("row_group_size", [None, 3])
+@pytest.mark.parametrize(
+    ("features", "x", "dtype"),
+    [
+        ((), BOTH, np.float32),  # all numbers but the client and the label, in file order
+        (("width", "height"), BOTH[:, ::-1], np.float32),
+        (("width",), BOTH[:, 1:].astype(int), np.int64),
+    ],
+)
+def test_parquet_file(tmp_path, features, x, dtype, row_group_size):
+    path = parquet(tmp_path / "mine.parquet", row_group_size=row_group_size)
+    assert table.finds(path, "mine")
+    assert whole(path, features=features) == expected(x)
+    own = clients(path, features=features)["b"]
+    assert (own["x"].dtype, own["y"].dtype) == (dtype, np.int32)
+
+
+def test_rows_of_a_client_keep_their_order(tmp_path):
+    parquet(tmp_path / "train" / "1.parquet")
+    parquet(tmp_path / "test" / "1.parquet")
+    for split in ("train", "test"):
+        found = clients(tmp_path, split)
+        assert {name: own["y"].tolist() for name, own in found.items()} == {
+            "a": [1, 4, 7],
+            "b": [0, 2, 5, 6, 8, 9],
+            "c": [3],
+        }
+        np.testing.assert_array_equal(found["a"]["x"], BOTH[[1, 4, 7]])
+
+
+def test_folder_of_parquet_files(tmp_path):
+    parquet(tmp_path / "2.parquet", rows=slice(4, 10))
+    parquet(tmp_path / "1.parquet", rows=slice(0, 4))
+    parquet(tmp_path / "3.parquet", rows=slice(0, 0))
+    (tmp_path / "_SUCCESS").touch()
+    (tmp_path / ".1.parquet.crc").touch()
+    (tmp_path / "._1.parquet").write_bytes(b"not of ours")
+    assert table.finds(tmp_path, "mine")
+    assert whole(tmp_path) == expected(BOTH)
+
+
+@pytest.mark.parametrize("ids", [[7, -3, 7, 10**12], ["7", "-3", "7", "1000000000000"]])
+@pytest.mark.parametrize("kind", ["parquet", "npz"])
+def test_ids_may_be_numbers_or_text(tmp_path, ids, kind):
+    if kind == "parquet":
+        for split in ("train", "test"):
+            parquet(tmp_path / f"{split}.parquet", {"client": ids, "label": [0] * 4, "f": [1] * 4})
+    else:
+        for split in ("train", "test"):
+            npz(tmp_path / f"{split}.npz", client=ids, y=[0] * 4, x=[1] * 4)
+    found = clients(tmp_path)
+    assert {name: len(own["y"]) for name, own in found.items()} == {
+        "7": 2,
+        "-3": 1,
+        "1000000000000": 1,
+    }
+
+
+def test_categories_and_binary_text(tmp_path):
+    columns = {
+        "client": pa.array(["x", "y", "x"]).dictionary_encode(),
+        "label": pa.array([b"dog", b"cat", b"dog"]),
+        "f": pa.array([1, 2, 1]).dictionary_encode(),
+    }
+    for split in ("train", "test"):
+        pq.write_table(pa.table(columns), tmp_path / f"{split}.parquet")
+    found = clients(tmp_path, features=["f"])
+    assert found["x"]["y"].tolist() == [1, 1]
+    assert found["y"]["x"].tolist() == [[2]]
+
+
+def images(count):
+    return np.arange(count * 6).reshape(count, 2, 3)
+
+
+LISTS = {
+    "lists": pa.array(images(5).tolist(), pa.list_(pa.list_(pa.uint8()))),
+    "large lists": pa.array(images(5).tolist(), pa.large_list(pa.large_list(pa.uint8()))),
+    "fixed lists": pa.array(images(5).tolist(), pa.list_(pa.list_(pa.uint8(), 3), 2)),
+    "tensors": pa.FixedShapeTensorArray.from_numpy_ndarray(images(5).astype(np.uint8)),
+}
+
+
+@pytest.mark.parametrize("kind", LISTS)
+@pytest.mark.parametrize("row_group_size", [None, 2])
+def test_one_column_of_nested_lists(tmp_path, kind, row_group_size):
+    columns = {"client": ["a", "b", "a", "a", "b"], "label": [0, 1, 0, 1, 0], "image": LISTS[kind]}
+    for split in ("train", "test"):
+        pq.write_table(
+            pa.table(columns), tmp_path / f"{split}.parquet", row_group_size=row_group_size
+        )
+    found = clients(tmp_path, features=["image"])
+    np.testing.assert_array_equal(found["a"]["x"], images(5)[[0, 2, 3]])
+    np.testing.assert_array_equal(found["b"]["x"], images(5)[[1, 4]])
+    assert found["a"]["x"].dtype == np.uint8
+    with pytest.raises(InputError, match="no columns of single numbers"):
+        table.read(tmp_path, "mine")
+
+
+def test_a_pandas_index_is_no_feature(tmp_path):
+    parquet(tmp_path / "mine.parquet", {**COLUMNS, "__index_level_0__": LABEL})
+    assert clients(tmp_path / "mine.parquet")["b"]["x"].shape[1] == 2
+
+
+def test_npz_file(tmp_path):
+    x = np.random.default_rng(0).random((10, 2, 3))
+    path = npz(tmp_path / "mine.npz", x=x, y=LABEL, client=CLIENT)
+    assert table.finds(path, "mine")
+    assert whole(path) == expected(x.astype(np.float32))
+    renamed = npz(tmp_path / "other.npz", images=x, digit=LABEL, writer=np.array(CLIENT, "S1"))
+    assert whole(renamed, client="writer", label="digit", features=["images"]) == whole(path)
+
+
+def test_npz_columns_of_single_numbers_are_stacked(tmp_path):
+    path = npz(tmp_path / "mine.npz", h=HEIGHT, w=WIDTH, y=LABEL, client=CLIENT)
+    assert whole(path, features=["w", "h"]) == expected(BOTH[:, ::-1])
+
+
+@pytest.mark.parametrize("client", [None, "client"])
+def test_one_npz_file_for_each_client(tmp_path, client):
+    x = np.random.default_rng(0).random((10, 4)).astype(np.float32)
+    for split in ("train", "test"):
+        npz(tmp_path / split / "anna.npz", x=x[:3], y=["up", "down", "up"])
+        npz(tmp_path / split / "7.npz", x=x[3:7], y=["left", "up", "up", "down"])
+        npz(tmp_path / split / "nobody.npz", x=x[:0], y=np.array([], "U4"))
+    npz(tmp_path / "test" / "only here.npz", x=x[:2], y=["side", "up"])
+    source = table.read(tmp_path, "mine", client=client)
+    assert "the client of an example is its file" in source.words
+    train, test = (dict(source.splits[split]) for split in ("train", "test"))
+    assert (train.keys(), test.keys()) == ({"anna", "7"}, {"anna", "7", "only here"})
+    # The classes of both splits together: down, left, side, up.
+    assert source.texts() == {"labels.txt": "down\nleft\nside\nup"}
+    assert train["7"]["y"].tolist() == [1, 3, 3, 0]
+    assert test["only here"]["y"].tolist() == [2, 3]
+    np.testing.assert_array_equal(train["7"]["x"], x[3:7])
+    whole_store = store.write(tmp_path / "store", table.read(tmp_path, "mine"), {})
+    assert whole_store.text("labels.txt") == "down\nleft\nside\nup"
+    assert whole_store.splits["train"].clients == ["7", "anna"]
+
+
+@pytest.mark.parametrize(
+    ("values", "stored"),
+    [
+        (np.array([0.5, 1.0]), np.float32),
+        (np.array([0.5, 1.0], ">f8"), np.float32),
+        (np.array([0.5, 1.0], np.longdouble), np.float32),
+        (np.array([0.5, 1.0], np.float32), np.float32),
+        (np.array([0.5, 1.0], np.float16), np.float16),
+        (np.array([3, -1]), np.int64),
+        (np.array([3, 1], ">u2"), np.uint16),
+        (np.array([3, 255], np.uint8), np.uint8),
+        (np.array([True, False]), np.uint8),
+    ],
+)
+def test_dtypes_of_features(tmp_path, values, stored):
+    for split in ("train", "test"):
+        npz(tmp_path / f"{split}.npz", x=values[:, None], y=[0, 1], client=["a", "a"])
+        npz(tmp_path / "each" / split / "a.npz", x=values[:, None], y=[0, 1])
+    for path in (tmp_path, tmp_path / "each"):
+        x = clients(path)["a"]["x"]
+        assert x.dtype == stored
+        assert x.dtype.isnative
+        np.testing.assert_array_equal(x[:, 0], values)
+
+
+@pytest.mark.parametrize(
+    ("values", "stored"),
+    [
+        (np.array([3, 0], np.int64), np.array([3, 0], np.int32)),
+        (np.array([3, 2**31 - 1], np.uint64), np.array([3, 2**31 - 1], np.int32)),
+        (np.array([True, False]), np.array([1, 0], np.int32)),
+        (np.array([0.5, -1.0]), np.array([0.5, -1.0], np.float32)),
+        (np.array([0.5, 2.0], np.float16), np.array([0.5, 2.0], np.float32)),
+        (np.array(["é", "b"]), np.array([1, 0], np.int32)),
+    ],
+)
+def test_kinds_of_labels(tmp_path, values, stored):
+    for split in ("train", "test"):
+        npz(tmp_path / f"{split}.npz", x=[1, 2], y=values, client=["a", "a"])
+        columns = {"client": ["a", "a"], "label": values.tolist(), "f": [1, 2]}
+        parquet(tmp_path / "p" / f"{split}.parquet", columns)
+    for path in (tmp_path, tmp_path / "p"):
+        y = clients(path)["a"]["y"]
+        np.testing.assert_array_equal(y, stored)
+        assert y.dtype == stored.dtype
+
+
+def fifth(name, count):
+    """The rows that are held out, from the rule in words."""
+    ranked = sorted((hashlib.sha256(f"{name}:{i}".encode()).hexdigest(), i) for i in range(count))
+    return sorted(i for _, i in ranked[: round(count / 5)])
+
+
+def test_a_fifth_is_held_out_where_there_is_no_test_split(tmp_path):
+    sizes = {"a": 1, "b": 2, "c": 3, "d": 7, "e": 8, "f": 1000}
+    owner = np.repeat(list(sizes), list(sizes.values()))
+    row = np.concatenate([np.arange(size) for size in sizes.values()])
+    shuffled = np.random.default_rng(0).permutation(len(row))
+    shuffled = shuffled[np.argsort(row[shuffled], kind="stable")]  # clients mixed, rows in order
+    path = npz(
+        tmp_path / "train" / "mine.npz", x=row[shuffled], y=row[shuffled], client=owner[shuffled]
+    )
+    assert "held out" in table.read(path, "mine").words
+    for place in (path, tmp_path):
+        train, test = clients(place), clients(place, "test")
+        assert train.keys() == set(sizes)
+        assert test.keys() == {"c", "d", "e", "f"}  # a fifth of 1 or 2 is nearest to none
+        for name, own in test.items():
+            held = fifth(name, sizes[name])
+            assert len(held) == {"c": 1, "d": 1, "e": 2, "f": 200}[name]
+            assert own["y"].tolist() == held
+            kept = [i for i in range(sizes[name]) if i not in held]
+            assert train[name]["y"].tolist() == kept
+            assert train[name]["x"][:, 0].tolist() == kept
+
+
+def test_nothing_is_held_out_where_there_is_a_test_split(tmp_path):
+    parquet(tmp_path / "train" / "a.parquet")
+    parquet(tmp_path / "test" / "a.parquet", rows=slice(0, 2))
+    source = table.read(tmp_path, "mine")
+    assert "held out" not in source.words
+    assert {name: len(own["y"]) for name, own in source.splits["train"]} == {"a": 3, "b": 6, "c": 1}
+    assert {name: len(own["y"]) for name, own in source.splits["test"]} == {"a": 1, "b": 1}
+
+
+def test_too_little_to_hold_out(tmp_path):
+    path = npz(tmp_path / "mine.npz", x=[1, 2], y=[0, 1], client=["a", "b"])
+    with pytest.raises(InputError, match="no client has three examples"):
+        clients(path, "test")
+
+
+def test_other_files_are_not_found(tmp_path):
+    assert not table.finds(tmp_path, "mine")
+    assert not table.finds(tmp_path / "nowhere", "mine")
+    (tmp_path / "a.csv").touch()
+    assert not table.finds(tmp_path, "mine")
+    assert not table.finds(tmp_path / "a.csv", "mine")
+    with pytest.raises(InputError, match="holds no table"):
+        table.read(tmp_path, "mine")
+    npz(tmp_path / "test" / "a.npz", x=[1], y=[1])
+    with pytest.raises(InputError, match="holds no table to train on"):
+        table.read(tmp_path, "mine")
+    npz(tmp_path / "train" / "a.npz", x=[1], y=[1])
+    parquet(tmp_path / "train" / "b.parquet")
+    with pytest.raises(InputError, match=re.escape("both .parquet and .npz files")):
+        table.read(tmp_path, "mine")
+
+
+TEN = {"x": np.zeros((10, 2)), "y": LABEL, "client": CLIENT}
+
+
+def at(value, row, dtype=float):
+    column = np.zeros((10, 2), dtype)
+    column[row, 1] = value
+    return column
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"x": at(np.nan, 7)}, "column 'x' has nan in row 7"),
+        ({"x": at(np.inf, 3)}, "column 'x' has inf in row 3"),
+        ({"x": at(1e39, 4)}, "column 'x' has inf in row 4"),  # too large for float32
+        ({"x": np.zeros((10, 2), complex)}, "column 'x' holds complex128, expected numbers"),
+        ({"x": np.array([["a"]] * 10)}, "column 'x' holds object, expected numbers"),
+        ({"x": np.zeros(10, "M8[s]")}, "column 'x' holds datetime64"),
+        ({"x": np.zeros((10, 0))}, r"column 'x' has the shape \(10, 0\)"),
+        ({"x": np.zeros((9, 2))}, "'x' has 9 rows, but 'client' has 10"),
+        ({"x": np.float64(1)}, "'x' has 1 rows, but 'client' has 10"),
+        ({"y": LABEL[:9]}, "'y' has 9 rows, but 'client' has 10"),
+        ({"y": np.zeros((10, 2))}, r"'y' has the shape \(10, 2\)"),
+        ({"y": [0, 0, -1, 0, 0, 0, 0, 0, 0, 0]}, "label 'y' is -1 in row 2"),
+        ({"y": [0, 0, 2**31, 0, 0, 0, 0, 0, 0, 0]}, "label 'y' is 2147483648 in row 2"),
+        ({"y": at(np.nan, 5)[:, 1]}, "column 'y' has nan in row 5"),
+        ({"y": ["a\nb"] * 10}, "line break"),
+        ({"client": np.arange(10) / 2}, "client 'client' holds float64"),
+        ({"client": [*CLIENT[:9], ""]}, "client 'client' is empty text"),
+        ({"client": np.array([b"\xff"] * 10)}, r"column 'client' has b'\\xff' in row 0"),
+        ({"client": np.array(["a"] * 9 + ["\ud800"])}, "column 'client' has .* in row 9"),
+    ],
+)
+def test_wrong_arrays(tmp_path, changed, message):
+    path = npz(tmp_path / "mine.npz", **{**TEN, **changed})
+    with pytest.raises(InputError, match=message) as caught:
+        table.read(path, "mine")
+    assert "line break" in message or str(path) in str(caught.value)
+
+
+def nulls(row, values):
+    return [None if i == row else value for i, value in enumerate(values)]
+
+
+@pytest.mark.parametrize(
+    ("changed", "features", "message"),
+    [
+        ({"height": nulls(6, HEIGHT)}, (), "column 'height' has no value in row 6"),
+        ({"client": nulls(1, CLIENT)}, (), "column 'client' has no value in row 1"),
+        ({"label": nulls(9, LABEL)}, (), "column 'label' has no value in row 9"),
+        ({"height": at(np.nan, 5)[:, 1]}, (), "column 'height' has nan in row 5"),
+        ({}, ["note"], "column 'note' holds object, expected numbers"),
+        ({}, ["height", "weight"], "has no column 'weight'. It has: height, client, note, label"),
+        ({}, ["label"], "a column is named twice: client, label, label"),
+        ({"l": [[1, 2]] * 8 + [[1]] + [[1, 2]]}, ["l"], "column 'l' has a list in row 8"),
+        ({"l": [[1, 2]] * 5 + [[1]] * 5}, ["l"], "column 'l' has a list in row 5"),
+        ({"l": [[[1], [2]]] * 7 + [[[1], [2, 3]]] * 3}, ["l"], "column 'l' has a list in row 7"),
+        ({"l": [[1, 2]] * 7 + [[1, None]] * 3}, ["l"], "column 'l' has no value in row 7"),
+        ({"l": [[1, 2]] * 7 + [None] * 3}, ["l"], "column 'l' has no value in row 7"),
+        ({"l": [[1, np.nan]] * 10}, ["l"], "column 'l' has nan in row 0"),
+        ({"l": [["a"]] * 10}, ["l"], "column 'l' holds object, expected numbers"),
+        ({"l": [[]] * 10}, ["l"], "column 'l'"),
+        ({"l": [{"a": 1}] * 10}, ["l"], "column 'l' holds object, expected numbers"),
+        ({"l": [[1, 2]] * 10}, ["l", "height"], "are of both kinds"),
+        ({"client": HEIGHT}, (), "client 'client' holds float64"),
+        ({"label": [{"a": 1}] * 10}, (), "column 'label' has {'a': 1} in row 0"),
+    ],
+)
+@pytest.mark.parametrize("row_group_size", [None, 1, 5])
+def test_wrong_columns(tmp_path, changed, features, message, row_group_size):
+    path = parquet(tmp_path / "mine.parquet", {**COLUMNS, **changed}, row_group_size=row_group_size)
+    with pytest.raises(InputError, match=re.escape(message)) as caught:
+        table.read(path, "mine", features=features)
+    assert "twice" in message or str(path) in str(caught.value)
+
+
+def test_two_columns_of_one_name(tmp_path):
+    arrays = [pa.array(CLIENT), pa.array(LABEL), pa.array(HEIGHT), pa.array(HEIGHT)]
+    path = tmp_path / "mine.parquet"
+    pq.write_table(pa.Table.from_arrays(arrays, names=["client", "label", "f", "f"]), path)
+    with pytest.raises(InputError, match="more than one column 'f'"):
+        table.read(path, "mine", features=["f"])
+
+
+def test_the_file_is_named_in_a_folder_of_several(tmp_path):
+    parquet(tmp_path / "1.parquet", rows=slice(0, 5))
+    bad = parquet(tmp_path / "2.parquet", {**COLUMNS, "height": nulls(6, HEIGHT)}, slice(5, 10))
+    with pytest.raises(
+        InputError, match=re.escape(f"{bad}: column 'height' has no value in row 1")
+    ):
+        table.read(tmp_path, "mine")
+    parquet(bad, {**COLUMNS, "label": list("abcdefghij")}, slice(5, 10))
+    with pytest.raises(
+        InputError, match=r"labels must be of one kind.*int32 in .*text in .*2\.par"
+    ):
+        table.read(tmp_path, "mine")
+    parquet(bad, {**COLUMNS, "height": LABEL}, slice(5, 10))
+    with pytest.raises(
+        InputError, match=re.escape(f"{bad}: an example is int64 of the shape (2,)")
+    ):
+        table.read(tmp_path, "mine")
+
+
+def test_train_and_test_must_have_one_form(tmp_path):
+    npz(tmp_path / "train.npz", **TEN)
+    npz(tmp_path / "test.npz", **{**TEN, "x": np.zeros((10, 3))})
+    with pytest.raises(InputError, match=r"client '.': an example is float32 of the shape \(3,\)"):
+        store.write(tmp_path / "store", table.read(tmp_path, "mine"), {})
+    assert not (tmp_path / "store").exists()
+
+
+def test_files_of_clients_must_agree(tmp_path):
+    npz(tmp_path / "a.npz", x=np.zeros((3, 2)), y=[0, 1, 2])
+    npz(tmp_path / "b.npz", x=np.zeros((3, 4)), y=[0, 1, 2])
+    with pytest.raises(InputError, match="client 'b': an example is float32 of the shape"):
+        clients(tmp_path)
+    npz(tmp_path / "b.npz", x=np.zeros((3, 2)), y=[0.5, 1, 2])
+    with pytest.raises(InputError, match="labels must be of one kind"):
+        table.read(tmp_path, "mine")
+    npz(tmp_path / "b.npz", x=np.zeros((3, 2)), y=[0, 1, 2], client=["c", "c", "d"])
+    with pytest.raises(InputError, match=r"b\.npz has 'client', but .*a\.npz has not"):
+        clients(tmp_path)
+    npz(tmp_path / "b.npz", x=np.zeros((2, 2)), y=[0, 1, 2])
+    with pytest.raises(InputError, match=r"b\.npz: 'x' has 2 rows, but 'y' has 3"):
+        clients(tmp_path)
+
+
+def test_a_misspelt_client_is_not_taken_for_files_of_clients(tmp_path):
+    npz(tmp_path / "a.npz", writer=CLIENT, **{key: TEN[key] for key in "xy"})
+    with pytest.raises(InputError, match=r"no column 'writr'\. It has: writer, x, y"):
+        table.read(tmp_path, "mine", client="writr")
+    with pytest.raises(InputError, match="no column 'client'"):
+        table.read(tmp_path / "a.npz", "mine")
+
+
+def test_empty_tables(tmp_path):
+    path = parquet(tmp_path / "mine.parquet", rows=slice(0, 0))
+    with pytest.raises(InputError, match="holds no rows"):
+        table.read(path, "mine")
+
+
+class Touch:
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.marker}",)
+
+
+def test_a_pickle_in_an_npz_file_is_not_read(tmp_path):
+    marker = tmp_path / "marker"
+    objects = np.array([Touch(marker)] * 10, object)
+    pickle.loads(pickle.dumps(objects))
+    assert marker.exists()  # it would work
+    marker.unlink()
+    for name in ("x", "y", "client"):
+        path = npz(tmp_path / "mine.npz", **{**TEN, name: objects})
+        with pytest.raises(InputError, match=r"mine\.npz cannot be read: .*allow_pickle"):
+            table.read(path, "mine")
+    path.write_bytes(pickle.dumps(Touch(marker)))
+    with pytest.raises(InputError, match=r"mine\.npz cannot be read"):
+        table.read(path, "mine")
+    np.save(tmp_path / "one.npy", LABEL)
+    os.replace(tmp_path / "one.npy", path)
+    with pytest.raises(InputError, match=r"mine\.npz cannot be read"):
+        table.read(path, "mine")
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("kind", ["parquet", "npz"])
+def test_cut_short_anywhere(tmp_path, kind):
+    path = tmp_path / f"mine.{kind}"
+    if kind == "parquet":
+        parquet(path)
+    else:
+        npz(path, **TEN)
+    data = path.read_bytes()
+    for cut in {*range(0, len(data), 37), *range(len(data) - 30, len(data))}:
+        path.write_bytes(data[:cut])
+        with pytest.raises(InputError, match=path.name):
+            table.read(path, "mine")
+
+
+def test_a_changed_byte_in_an_npz_file(tmp_path):
+    # A zip has a sum for each array: damage to one that is read does not go unseen.
+    path = npz(tmp_path / "mine.npz", **TEN)
+    good, data = whole(path), path.read_bytes()
+    for place in range(0, len(data), 29):
+        damaged = bytearray(data)
+        damaged[place] ^= 0x55
+        path.write_bytes(damaged)
+        with contextlib.suppress(InputError):
+            assert whole(path) == good
+
+
+def test_without_pyarrow(tmp_path, monkeypatch):
+    path = parquet(tmp_path / "mine.parquet")
+    real = builtins.__import__
+
+    def without(name, *rest):
+        if name.startswith("pyarrow"):
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    assert table.finds(path, "mine")
+    with pytest.raises(InputError, match=re.escape("pip install 'fedda[parquet]'")):
+        table.read(path, "mine")
+
+
+def test_many_clients_at_once(tmp_path):
+    rng = np.random.default_rng(0)
+    owner = rng.integers(0, 5000, 60_000)
+    for split in ("train", "test"):
+        npz(tmp_path / f"{split}.npz", x=np.arange(60_000), y=owner % 7, client=owner)
+    found = clients(tmp_path)
+    assert sum(len(own["y"]) for own in found.values()) == 60_000
+    for name in list(found)[::500]:
+        np.testing.assert_array_equal(found[name]["x"][:, 0], np.flatnonzero(owner == int(name)))
