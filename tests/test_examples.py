@@ -1,13 +1,24 @@
 """The README and the examples are programs, and they run."""
 
+import io
+import pickle
 import re
 import subprocess
 import sys
+import tarfile
+from dataclasses import replace
 from pathlib import Path
 
+import h5py
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from fedda import algorithms, cli
+from fedda import algorithms, cli, config
+from fedda.data.catalogue import DATASETS
+from test_datasets import tar_bz2
+from test_fetch import server  # noqa: F401 - a fixture
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -50,6 +61,9 @@ def test_readme_python_blocks(tmp_path: Path):
     assert len([line for line in own.splitlines() if line.strip()]) <= 10, "in ten lines"
 
 
+DATA_COMMANDS = next(block for block in blocks("sh") if "fedda data fetch" in block).splitlines()
+
+
 def test_readme_commands_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Every `fedda ...` line runs, in a short form; every `make` target exists."""
     lines = [line for block in blocks("sh") for line in block.splitlines()]
@@ -60,7 +74,7 @@ def test_readme_commands_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         words = line.split("#")[0].split()
         if words[:1] == ["make"]:
             assert re.search(rf"^{words[1]}:", makefile, re.MULTILINE), line
-        if words[:1] == ["fedda"]:
+        if words[:1] == ["fedda"] and line not in DATA_COMMANDS:
             if words[1] in ("run", "compare") and "--resume" not in words:
                 words += ["rounds=2", "eval_every=1", "model=linear", "--quiet"]
             monkeypatch.setattr(sys, "argv", words)
@@ -69,6 +83,61 @@ def test_readme_commands_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             assert not stop.value.code, line
             ran += 1
     assert ran >= 5
+
+
+def test_readme_data_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server):  # noqa: F811
+    """Every line of the section about data, on small files in the official layouts."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDDA_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("no_proxy", "*")
+    made = tmp_path / "made"
+    made.mkdir()
+    rng = np.random.default_rng(0)
+    for split in ("train", "test"):
+        with h5py.File(made / f"fed_emnist_{split}.h5", "w") as file:
+            for writer in range(12):
+                pixels = rng.integers(0, 256, (5, 28, 28)) / 255
+                file[f"examples/f{writer:04}_00/pixels"] = pixels.astype(np.float32)
+                file[f"examples/f{writer:04}_00/label"] = rng.integers(0, 62, 5).astype(np.int32)
+    files = {path.name: path.read_bytes() for path in made.iterdir()}
+    checksum = tar_bz2(tmp_path / "archive", files)
+    server.content = (tmp_path / "archive").read_bytes()
+    emnist = DATASETS["emnist"]
+    assert emnist.downloads, "what the README fetches can be fetched"
+    mirror = server.url.removesuffix("/file.bin")
+    download = emnist.downloads[0]._replace(checksum=checksum)
+    monkeypatch.setitem(DATASETS, "emnist", replace(emnist, downloads=(download,)))
+    with tarfile.open("cifar-100-python.tar.gz", "w:gz") as archive:
+        for split, size in (("train", 600), ("test", 200)):
+            fine = np.arange(size) % 100
+            table = {
+                b"data": rng.integers(0, 256, (size, 3072)).astype(np.uint8),
+                b"fine_labels": fine.tolist(),
+                b"coarse_labels": (fine // 5).tolist(),
+            }
+            content = pickle.dumps(table, protocol=2)
+            member = tarfile.TarInfo(f"cifar-100-python/{split}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    visits = {"user": [f"u{i % 12}" for i in range(96)], "a": rng.random(96), "b": rng.random(96)}
+    outcome = (visits["a"] > visits["b"]).astype(int)
+    pq.write_table(pa.table(visits | {"outcome": outcome}), "visits.parquet")
+    for line in DATA_COMMANDS:
+        words = line.split("#")[0].split()
+        if words[1] == "run":
+            words += ["rounds=2", "eval_every=1", "--quiet"]
+            words += ["model=cnn"] if "task=cifar100" in words else []
+        if words[2] == "fetch":
+            words += ["--mirror", mirror]
+        monkeypatch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        assert not stop.value.code, line
+
+
+def test_readme_lists_every_task():
+    for task in config.tasks():
+        assert f"| `{task}` |" in README or task == "digits", task
 
 
 def test_readme_table_is_the_committed_one():

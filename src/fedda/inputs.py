@@ -16,12 +16,12 @@ UNIT = np.arange(256, dtype=np.float32) / np.float32(255)
 
 
 def scaled(x: Array) -> Array:
-    """Bytes 0..255 as k / 255 in float32, to the last bit.
+    """Bytes 0..255 as k / 255 in float32, to the last bit; other numbers as they are.
 
     A table, as XLA makes a division by a constant a product with its rounded inverse: 126 of the
     256 quotients would differ.
     """
-    return jnp.asarray(UNIT)[x]
+    return jnp.asarray(UNIT)[x] if x.dtype == jnp.uint8 else x.astype(jnp.float32)
 
 
 def standardise(x: Array) -> Array:

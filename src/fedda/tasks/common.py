@@ -12,7 +12,7 @@ from fedda.data import feed, partition
 from fedda.data.datasets import open_dataset
 from fedda.data.feed import XY, Columns, Feed
 from fedda.data.shards import Shards, from_partition
-from fedda.data.store import Rows, Split, Store
+from fedda.data.store import Split, Store
 from fedda.errors import InputError, unknown
 from fedda.models import Model
 
@@ -75,12 +75,7 @@ def as_stored(
 def _redrawn(how: str, split: Split, config: Config, columns: Columns) -> Shards:
     """All examples of a split, dealt out anew; in the paper's numbers, if none is given."""
     names = {*columns, "y"} | ({"coarse"} & split.fields.keys())
-    whole: dict[str, np.ndarray] = {}
-    for name in names:
-        values = split.fields[name].values
-        if isinstance(split.column(name, 0), Rows):
-            raise InputError(f"partition must be user for texts, got {how!r}.")
-        whole[name] = np.asarray(values)
+    whole = {name: np.asarray(split.fields[name].values) for name in names}
     clients = config.clients or 500
     parts = partition.split(how, whole["y"], clients, config.partition_seed, whole.get("coarse"))
     x, y = (whole[name] for name in columns)

@@ -2,7 +2,6 @@
 
 import math
 
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -18,7 +17,7 @@ from fedda.tasks.common import chosen_model, federation
 
 def prepare(x: Array) -> Array:
     """Bytes, as pixels are stored, become numbers in [0, 1]; images get a channel."""
-    x = inputs.scaled(x) if x.dtype == jnp.uint8 else x.astype(jnp.float32)
+    x = inputs.scaled(x)
     return x[..., None] if x.ndim == 3 else x
 
 

@@ -31,6 +31,8 @@ def tag_prediction(name: str, validation: str, config: Config) -> Problem:
     for key, allowed in (("words_counted", ("known", "all")), ("reduction", ("sum", "mean"))):
         if options[key] not in allowed:
             raise InputError(f"{key} must be {' or '.join(allowed)}, got {options[key]!r}.")
+    if config.partition != "user":
+        raise InputError(f"partition of {name} must be user, got {config.partition!r}.")
     network = chosen_model(config, {"logistic": lambda: linear(vocabulary, tags)})
     store = open_dataset(name)
     if validation not in store.splits:

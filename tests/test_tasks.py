@@ -1,0 +1,198 @@
+"""Tasks: what each trains on, and what the settings of its pipelines change."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedda import config, experiment, inputs, tasks
+from fedda.data import datasets, store
+from fedda.data.feed import Feed
+from fedda.data.shards import Shards
+from fedda.data.store import Rows, Source
+from fedda.errors import InputError
+
+RNG = np.random.default_rng(0)
+
+
+def images(shape, classes, counts):
+    for number, count in enumerate(counts):
+        x = RNG.integers(0, 256, (count, *shape)).astype(np.uint8)
+        y = RNG.integers(0, classes, count).astype(np.int32)
+        yield f"{number:03}", {"x": x, "y": y, "coarse": y // 5}
+
+
+def texts(counts):
+    """Words and tags of Zipf's kind, among them some that no vocabulary has."""
+    for number, count in enumerate(counts):
+        length, tags = RNG.integers(0, 9, count), RNG.integers(0, 4, count)
+        words = RNG.zipf(1.3, length.sum()).clip(1, 65_535).astype(np.uint16) - 1
+        ranks = RNG.zipf(1.5, tags.sum()).clip(1, 600).astype(np.uint16) - 1
+        yield f"{number:03}", {"x": Rows(words, length), "y": Rows(ranks, tags)}
+
+
+@pytest.fixture(autouse=True)
+def stores(tmp_path, monkeypatch):
+    """Small data sets in the place where the command keeps them."""
+    monkeypatch.setenv("FEDDA_DATA", str(tmp_path))
+    tasks._load.cache_clear()
+    train, test = [3, 25, 1, 14, 30], [4, 0, 9]
+    for name, shape, classes in (("emnist", (28, 28), 62), ("cifar100", (32, 32, 3), 100)):
+        splits = {"train": images(shape, classes, train), "test": images(shape, classes, test)}
+        store.write(tmp_path / name, Source(splits), {})
+    for name in ("stackoverflow", "stackexchange"):
+        splits = {"train": texts(train), "held_out": texts(test), "test": texts([7, 12])}
+        tags = "".join(f"tag{rank}\n" for rank in range(600))
+        store.write(tmp_path / name, Source(splits, lambda tags=tags: {"tags.txt": tags}), {})
+    splits = {"train": images((6, 6), 3, train), "test": images((6, 6), 3, test)}
+    store.write(tmp_path / "mine", Source(splits), {})
+    return tmp_path
+
+
+SMALL = ("cohort=3", "rounds=2", "eval_every=2", "batch=10")
+
+
+@pytest.mark.parametrize(
+    ("task", "parameters", "metric"),
+    [
+        ("digits", 4_810, "accuracy"),
+        ("synthetic", 610, "accuracy"),
+        ("emnist", 1_206_590, "accuracy"),
+        ("emnist-autoencoder", 2_837_314, "mse"),
+        ("stackoverflow", 5_000_500, "recall_at_5"),
+        ("stackexchange", 5_000_500, "recall_at_5"),
+        ("own", 5_123, "accuracy"),
+    ],
+)
+def test_every_task_trains(task, parameters, metric, tmp_path):
+    """64*64 + 64 + 64*10 + 10; 60*10 + 10; spec C.3; 36*128 + 128 + 128*3 + 3."""
+    words = [f"task={task}", *SMALL] + (["data=mine"] if task == "own" else [])
+    resolved = config.resolve(config.parse(words))
+    done = experiment.run(resolved, tmp_path / "run")
+    assert done.summary["parameters"] == parameters
+    assert done.summary["metric"] == metric
+    assert np.isfinite(done.summary["final"][metric])
+    assert done.summary["nonfinite_clients"] == 0
+    if task.startswith("stack"):
+        assert np.isfinite(done.summary["whole_test_set"]["recall_at_5"])
+
+
+def test_the_whole_test_set_is_evaluated_at_the_end(tmp_path, monkeypatch):
+    """Its recall is that of the validation set where both are the same examples."""
+    words = ["task=stackoverflow", "validation=test", *SMALL]
+    done = experiment.run(config.resolve(config.parse(words)), tmp_path / "run")
+    final, whole = done.summary["final"], done.summary["whole_test_set"]
+    assert whole["recall_at_5"] == pytest.approx(final["recall_at_5"], rel=1e-6)
+    assert whole["loss"] == pytest.approx(final["loss"], rel=1e-6)
+
+
+def load(task, **options):
+    return tasks.load(config.resolve({"task": task, **options}))
+
+
+def test_data_that_are_too_large_stay_on_disk():
+    assert isinstance(load("stackoverflow").shards, Shards)
+    assert isinstance(load("stackoverflow", data_gb=1e-6).shards, Feed)
+    assert isinstance(load("emnist", data_gb=1e-6).shards, Feed)
+
+
+@pytest.mark.parametrize("data_gb", [8.0, 1e-6])
+def test_a_client_has_its_first_examples_up_to_the_cap(data_gb):
+    shards = load("stackoverflow", cap=10, data_gb=data_gb).shards
+    assert np.asarray(shards.count).tolist() == [3, 10, 1, 10, 10]
+
+
+def test_words_counted():
+    x = jnp.array([[0, 0, 5, 9_999, 10_000, 65_534, 65_535, 65_535]], jnp.uint16)
+
+    def total(pipeline, **options):
+        model = load("stackoverflow", pipeline=pipeline, **options).model
+        # With weights of one every logit is the sum of the shares.
+        params = jax.tree.map(jnp.ones_like, model.init(jax.random.key(0)))
+        return float(model.apply(params, x)[0, 0]) - 1
+
+    assert total("tff21") == pytest.approx(1)
+    assert total("fedopt") == pytest.approx(4 / 6)
+    assert total("fedopt", words_counted="known") == pytest.approx(1)
+    assert total("fedopt", vocabulary=100) == pytest.approx(3 / 6)
+
+
+def test_the_pipelines_of_cifar100():
+    x = load("cifar100").test[0][:4]
+    for pipeline, augmented, parameters in (
+        ("fedopt", True, 11_227_812),
+        ("tff21", False, 11_218_212),
+    ):
+        model = load("cifar100", pipeline=pipeline).model
+        assert (model.train is not None) == augmented
+        shapes = jax.eval_shape(model.init, jax.random.key(0))
+        assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == parameters
+        assert model.penalty is not None
+    # A model whose output is its input shows what the network is given.
+    small = load("cifar100", model="cnn").model
+    assert jax.eval_shape(small.apply, jax.eval_shape(small.init, jax.random.key(0)), x).shape == (
+        4,
+        100,
+    )
+
+
+def test_the_autoencoder_is_to_draw_the_ink():
+    problem = load("emnist-autoencoder")
+    x, y = problem.test
+    assert y is x
+    target = 1 - np.asarray(x[:3], np.float64).reshape(3, -1) / 255
+    np.testing.assert_allclose(problem.loss(jnp.asarray(target, "float32"), y[:3]), 0, atol=1e-12)
+    outputs = jnp.zeros((3, 784))
+    np.testing.assert_allclose(problem.loss(outputs, y[:3]), (target**2).mean(1), rtol=1e-5)
+    assert problem.reduction == "sum"
+    assert load("emnist-autoencoder", pipeline="tff21").reduction == "mean"
+
+
+def test_pixels_that_are_no_bytes_are_kept():
+    x = np.linspace(0, 1, 5, dtype=np.float32)
+    np.testing.assert_array_equal(inputs.scaled(jnp.asarray(x)), x)
+
+
+def test_clients_drawn_anew_hold_the_same_examples():
+    natural = load("emnist").shards
+    for partition in ("iid", "dirichlet:0.5", "pachinko:0.1"):
+        anew = load("emnist", partition=partition, clients=7).shards
+        assert anew.num_clients == 7
+        rows = np.asarray(anew.x)
+        if partition != "pachinko:0.1":  # which leaves out what does not divide
+            assert sorted(map(bytes, rows)) == sorted(map(bytes, np.asarray(natural.x)))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"task": "emnist", "model": "resnet"}, "unknown model of emnist 'resnet'"),
+        ({"task": "emnist", "clients": 7}, "emnist has 5 clients, got clients=7. Leave clients"),
+        ({"task": "stackoverflow", "vocabulary": 70_000}, "vocabulary must be between 1 and 65533"),
+        ({"task": "stackoverflow", "words_counted": "some"}, "must be known or all, got 'some'"),
+        ({"task": "stackoverflow", "validation": "dev"}, "validation must be one of train, held_"),
+        ({"task": "stackoverflow", "partition": "iid"}, "partition of stackoverflow must be user"),
+        ({"task": "synthetic", "partition": "dirichlet:1"}, "partition of synthetic must be user"),
+        ({"task": "own"}, "task own needs data=NAME"),
+        ({"task": "own", "data": "yours"}, "unknown data set 'yours'. Known: "),
+        ({"task": "own", "data": "mine", "model": "tree"}, "Known: cnn, linear, mlp"),
+    ],
+)
+def test_what_is_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        tasks.load(config.resolve(options))
+
+
+def test_files_that_name_no_clients_must_be_split(stores):
+    source = Source({"train": images((28, 28), 62, [50]), "test": images((28, 28), 62, [5])})
+    store.write(stores / "emnist", source, {})
+    with pytest.raises(InputError, match="imported from files that name no clients"):
+        load("emnist")
+    assert load("emnist", partition="iid", clients=5).shards.num_clients == 5
+
+
+def test_data_that_are_not_here_are_asked_for(stores):
+    store.remove(stores / "emnist")
+    with pytest.raises(InputError, match="fedda data fetch emnist"):
+        load("emnist")
+    assert "emnist" in datasets.names()
