@@ -50,8 +50,6 @@ def grid_of(name: str) -> dict[str, list[float]]:
 def text_grid_of(name: str) -> dict[str, list[float]]:
     """12 points: losses summed over a batch and divided by 500 tags want other rates."""
     fields = algorithms.get(name).Hyper._fields
-    if "server_lr" not in fields:
-        return {"client_lr": [1.0, 3.3, 10.0, 33.0, 100.0, 333.0], "gamma": [0.5, 0.9]}
     adaptive = "eps" in fields or "tau" in fields
     return {
         "client_lr": [10.0, 33.0, 100.0, 333.0],

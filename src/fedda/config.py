@@ -3,7 +3,8 @@
 A task's own file, `tasks/<task>.toml`, holds a description, what its runs are by default (`[run]`),
 the settings that only this task has (`[settings]`) and, where published experiments prepared the
 same data differently, one more table of settings for each such pipeline; the first is the default.
-`presets/<task>-<model>.toml` holds, for each algorithm, what was tuned or published.
+`presets/<task>-<model>.toml` holds, for each algorithm, what was tuned or published: settings of its
+own, and of the run.
 """
 
 import dataclasses
@@ -82,10 +83,14 @@ def resolve(values: Mapping[str, Any]) -> Config:
         ("checkpoint_every", 1),
         ("chunk", 0),
         ("clients", 0),
+        ("data_gb", 0),
     ):
         if given.get(name, least) < least:
             raise InputError(f"{name} must be at least {least}, got {given[name]}.")
     base = Config(**about(task).get("run", {}) | given)
+    tuned = preset(base.task, base.model).get(base.algorithm, {})
+    of_run = {name: value for name, value in tuned.items() if name in FIELDS}
+    base = dataclasses.replace(base, **of_run | given)
     own = {name: value for name, value in values.items() if name not in FIELDS}
     options = _options(task, own)
     own = {name: value for name, value in own.items() if name not in options}
@@ -94,7 +99,6 @@ def resolve(values: Mapping[str, Any]) -> Config:
         if name not in known:
             what = f"setting of {base.algorithm} or {task}"
             raise unknown(what, name, (*FIELDS, *options, *known))
-    tuned = preset(base.task, base.model).get(base.algorithm, {})
     own = {name: value for name, value in tuned.items() if name in known} | own
     _, hyper = algorithms.configure(base.algorithm, own)
     choices = algorithms.options(base.algorithm)

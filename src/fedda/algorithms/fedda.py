@@ -114,17 +114,17 @@ def work(
     key: Array,
     count_steps: bool = False,
 ) -> tuple[local.Weighted, PyTree, Seen]:
-    def step(carry: tuple[PyTree, PyTree, PyTree], batch: Batch) -> tuple[Any, Seen]:
-        w, m, P = carry
+    def step(carry: tuple[PyTree, PyTree], batch: Batch) -> tuple[Any, Seen]:
+        w, m = carry
         gradient, seen = task.gradient(w, batch)
         g = tree.axpy(hp.mu, tree.sub(w, message.params), gradient)
-        w = tree.axpy(-hp.client_lr, g, w)
-        m = tree.blend(hp.beta1, m, g)
-        return (w, m, tree.add(P, m)), seen
+        return (tree.axpy(-hp.client_lr, g, w), tree.blend(hp.beta1, m, g)), seen
 
     batches = task.batches(shard, key)
-    start = (message.params, message.momentum, tree.zeros_like(message.momentum))
-    (_, m, P), seen = local.steps(step, start, batches)
+    (w, m), seen = local.steps(step, (message.params, message.momentum), batches)
+    # P follows from where w and m have come, so that the steps need not carry it.
+    moved = tree.scale(1 / hp.client_lr, tree.sub(message.params, w))
+    P = tree.axpy(hp.beta1 / (1 - hp.beta1), tree.sub(message.momentum, m), moved)
     upload = Upload(P, m)
     if count_steps:
         steps = jnp.asarray(batches.steps, jnp.result_type(float))

@@ -9,7 +9,6 @@ ids, compared as text.
 import hashlib
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -166,10 +165,6 @@ def verify(path: Path) -> None:
             raise Stale(f"{path / name} has sha256 {found} instead of {facts['sha256']}")
 
 
-def remove(path: Path) -> None:
-    shutil.rmtree(path)
-
-
 def _meta(path: Path) -> dict[str, Any]:
     try:
         meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
@@ -208,6 +203,9 @@ class _Part:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
@@ -263,9 +261,9 @@ def _write_split(
             counts.append(examples)
     finally:
         for column in columns.values():
-            column.values.__exit__()
+            column.values.close()
             if column.length is not None:
-                column.length.__exit__()
+                column.length.close()
     if not sum(counts):
         raise InputError(f"the split {split!r} holds no examples.")
     order = sorted(range(len(ids)), key=ids.__getitem__)

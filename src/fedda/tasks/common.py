@@ -32,13 +32,23 @@ class Federation(NamedTuple):
     shards: Shards | Feed
     test: tuple[Any, Any]
     data: dict[str, Any]
-    labels: list[str]  # their names, if the files have names instead of numbers
+    labels: list[str]  # the names of the classes; of targets that are not classes, none
 
 
-def federation(name: str, config: Config, columns: Columns = XY) -> Federation:
-    """A store of examples of one shape, its clients as they are or drawn anew."""
+def federation(
+    name: str, config: Config, columns: Columns = XY, paper_clients: int = 0
+) -> Federation:
+    """A store of examples of one shape, its clients as they are or drawn anew.
+
+    If the files name no clients, `paper_clients` are drawn unless the configuration says how many.
+    """
     store = open_dataset(name)
     split, test = store.splits["train"], store.splits["test"]
+    if any(split.fields[column].length is not None for column in columns):
+        raise InputError(
+            f"{config.task} needs examples of one shape, but {name} holds texts. Use the task of "
+            "that name."
+        )
     how = config.partition
     if how == "paper":
         how = "user" if split.num_clients > 1 else "pachinko:0.1"
@@ -46,9 +56,19 @@ def federation(name: str, config: Config, columns: Columns = XY) -> Federation:
     if how == "user":
         shards = as_stored(name, split, config, columns=columns)
     else:
-        shards = _redrawn(how, split, config, columns)
-    labels = store.text("labels.txt").splitlines() if "labels.txt" in store.meta["files"] else []
-    return Federation(shards, feed.union(test, columns=columns), data, labels)
+        stored = split.num_clients if split.num_clients > 1 else paper_clients
+        shards = _redrawn(how, split, config, config.clients or stored, columns)
+    return Federation(shards, feed.union(test, columns=columns), data, _labels(store))
+
+
+def _labels(store: Store) -> list[str]:
+    """The names of the classes if the files have some, else their numbers."""
+    if "labels.txt" in store.meta["files"]:
+        return store.text("labels.txt").splitlines()
+    values = [split.fields["y"].values for split in store.splits.values()]
+    if values[0].dtype.kind not in "iu" or values[0].ndim > 1:
+        return []
+    return [str(label) for label in range(1 + max(int(each.max()) for each in values))]
 
 
 def as_stored(
@@ -72,11 +92,14 @@ def as_stored(
     return Feed(split, most, columns)
 
 
-def _redrawn(how: str, split: Split, config: Config, columns: Columns) -> Shards:
-    """All examples of a split, dealt out anew; in the paper's numbers, if none is given."""
+def _redrawn(how: str, split: Split, config: Config, clients: int, columns: Columns) -> Shards:
+    """All examples of a split, dealt out anew. They must fit on the device."""
+    if not clients:
+        raise InputError(
+            f"partition={how} deals the examples out anew: say to how many, with clients=100."
+        )
     names = {*columns, "y"} | ({"coarse"} & split.fields.keys())
     whole = {name: np.asarray(split.fields[name].values) for name in names}
-    clients = config.clients or 500
     parts = partition.split(how, whole["y"], clients, config.partition_seed, whole.get("coarse"))
     x, y = (whole[name] for name in columns)
     return from_partition(x, y, parts)

@@ -14,13 +14,9 @@ def ink(x: Array) -> Array:
     return 1 - inputs.scaled(x).reshape(x.shape[0], -1)
 
 
-def reconstruction(outputs: Array, images: Array) -> Array:
-    return losses.squared_error(outputs, ink(images))
-
-
 def mse(outputs: Array, images: Array) -> Array:
-    """The squared error of a pixel, averaged over pixels and images."""
-    return reconstruction(outputs, images)
+    """The squared error of a pixel, averaged over an image."""
+    return losses.squared_error(outputs, ink(images))
 
 
 def build(config: Config) -> Problem:
@@ -30,7 +26,7 @@ def build(config: Config) -> Problem:
         model=models.with_input(network, ink),
         shards=found.shards,
         test=found.test,
-        loss=reconstruction,
+        loss=mse,
         metrics=(mse,),
         higher_is_better=False,
         labels=(),

@@ -2,7 +2,7 @@
 
 import math
 
-import numpy as np
+import jax.numpy as jnp
 from jax import Array
 
 from fedda import inputs, losses, models
@@ -16,8 +16,8 @@ from fedda.tasks.common import chosen_model, federation
 
 
 def prepare(x: Array) -> Array:
-    """Bytes, as pixels are stored, become numbers in [0, 1]; images get a channel."""
-    x = inputs.scaled(x)
+    """The bytes of images become numbers in [0, 1], and grey images get a channel."""
+    x = inputs.scaled(x) if x.ndim > 2 else x.astype(jnp.float32)
     return x[..., None] if x.ndim == 3 else x
 
 
@@ -34,11 +34,8 @@ def build(config: Config) -> Problem:
     found = federation(name, config)
     x, y = found.test
     shape = tuple(x.shape[1:])
-    classes = 0
-    if np.issubdtype(y.dtype, np.integer):
-        stored = found.shards.y if hasattr(found.shards, "y") else y
-        classes = 1 + int(max(np.max(stored), np.max(y)))
-    features, outputs = math.prod(shape), classes or math.prod(y.shape[1:]) or 1
+    classes = len(found.labels)
+    features, outputs = math.prod(shape), classes or math.prod(y.shape[1:])
     square = len(shape) in (2, 3) and shape[0] == shape[1]
     kinds = {
         "linear": lambda: linear(features, outputs),
@@ -53,6 +50,6 @@ def build(config: Config) -> Problem:
         loss=losses.cross_entropy if classes else mean_squared_error,
         metrics=(losses.accuracy,) if classes else (mean_squared_error,),
         higher_is_better=bool(classes),
-        labels=found.labels or [str(label) for label in range(classes)],
+        labels=found.labels,
         data=found.data,
     )

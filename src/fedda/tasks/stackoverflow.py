@@ -40,6 +40,7 @@ def tag_prediction(name: str, validation: str, config: Config) -> Problem:
             f"validation must be one of {', '.join(store.splits)}, got {validation!r}."
         )
     bag = partial(inputs.bag_of_words, vocabulary=vocabulary, denominator=options["words_counted"])
+    whole = validation == "test" and store.splits["test"].num_examples <= VALIDATION
     return Problem(
         model=models.with_input(network, bag),
         shards=as_stored(name, store.splits["train"], config, options["cap"]),
@@ -49,6 +50,6 @@ def tag_prediction(name: str, validation: str, config: Config) -> Problem:
         higher_is_better=True,
         labels=store.text("tags.txt").splitlines()[:tags],
         reduction=options["reduction"],
-        final=lambda: feed.blocks(store.splits["test"], BLOCK),
+        final=None if whole else lambda: feed.blocks(store.splits["test"], BLOCK),
         data=provenance(name, store) | {"partition": "user", "validation": validation},
     )
