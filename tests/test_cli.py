@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fedda import algorithms, cli
+from fedda import algorithms, cli, terminal
 
 QUICK = ["model=linear", "clients=12", "cohort=3", "rounds=4", "eval_every=2"]
 
@@ -23,6 +23,8 @@ def fedda(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], t
     """Calls the command in an empty directory; gives its exit code and both outputs."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
+    for console in (terminal.out, terminal.err):  # which may have been made under another width
+        monkeypatch.setattr(console, "_width", None)
 
     def call(*words: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["fedda", *words])

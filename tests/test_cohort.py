@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedda.cohort import SAMPLERS, draw_cohort, fedopt_cohort
+from fedda.cohort import SAMPLERS, arrange, automatic_chunk, draw_cohort, fedopt_cohort
 
 MODULUS = 2**31 - 1  # a prime, of which 16807 is a primitive root: Park and Miller's generator
 
@@ -84,3 +84,31 @@ def test_samplers_number_rounds_as_their_loops_do():
         assert [ids[i] for i in old] == published_ids(1, number, ids, 10)
         assert [ids[i] for i in new] == published_ids(1, number + 1, ids, 10)
         assert uniform == draw_cohort(1, number, 500, 10).tolist()
+
+
+def test_arranged_clients_are_alike_beside_one_another_and_on_each_device():
+    count = np.array([5, 90, 7, 80, 1, 60, 2, 70])
+    cohort = np.array([7, 0, 1, 4, 5, 3])
+    assert arrange(cohort, count, 1).tolist() == [1, 3, 7, 5, 0, 4]
+    assert arrange(cohort, count, 2).tolist() == [1, 7, 0, 3, 5, 4]
+    for devices in (1, 2, 4, 7):
+        assert sorted(arrange(cohort, count, devices)) == sorted(cohort)
+
+
+def test_arranging_wastes_less():
+    """Of the steps that are computed, for 100 clients of log-normal sizes, two at a time."""
+    rng = np.random.default_rng(0)
+    count = rng.lognormal(4, 1, 5000).astype(int) + 1
+    cohort = draw_cohort(0, 0, 5000, 100)
+
+    def waste(order):
+        steps = -(-count[order] // 20)
+        return 1 - steps.sum() / (2 * steps.reshape(50, 2).max(1)).sum()
+
+    assert waste(arrange(cohort, count, 1)) < 0.1
+    assert waste(cohort) > 0.25
+
+
+def test_small_models_together_and_large_ones_alone():
+    assert automatic_chunk(20_000) >= 100
+    assert automatic_chunk(5_000_000) == 1

@@ -3,8 +3,10 @@
 import hashlib
 import json
 import os
+import pickle
 import pty
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -126,6 +128,7 @@ def test_list_says_what_is_ready_stale_or_not_here(fedda, root, tmp_path, monkey
     assert row(table, "stackexchange") == "stackexchange not here fedda data import stackexchange"
     assert f"second is stale and not read: the files in {tmp_path / 'second.npz'} have ch" in out
     assert f"{root / '.first-unpacked-abc'} is left of an import that was killed" in out
+    assert "delete it if no import is running" in out
     assert f"Kept in {root}" in out
 
 
@@ -144,9 +147,11 @@ def test_verify_reads_every_byte(fedda, root, tmp_path):  # noqa: F811
     assert code == 2
     assert "second: " in out
     assert "y.values has sha256" in err
-    assert f"Delete {root / 'first'}" in err
     assert fedda("data", "verify", "second")[0] == 0
     assert fedda("data", "verify", "first")[0] == 2
+    (advice,) = re.findall(r"which replaces it: fedda (.*)", err)
+    assert fedda(*shlex.split(advice))[0] == 0
+    assert fedda("data", "verify", "first")[0] == 0
 
 
 def test_data_show(fedda, tmp_path):  # noqa: F811
@@ -160,6 +165,40 @@ def test_data_show(fedda, tmp_path):  # noqa: F811
     assert (tmp_path / "p.pdf").read_bytes()[:4] == b"%PDF"
 
 
+def test_data_show_says_how_the_clients_came_about(fedda, tmp_path):  # noqa: F811
+    """CIFAR-100 for Python knows no clients, so the task's own partition becomes Pachinko."""
+    rng = np.random.default_rng(0)
+    for split in ("train", "test"):
+        table = {
+            "data": rng.integers(0, 256, (600, 3072), np.uint8),
+            "fine_labels": [label % 100 for label in range(600)],
+            "coarse_labels": [label % 100 // 5 for label in range(600)],
+        }
+        (tmp_path / "cifar").mkdir(exist_ok=True)
+        (tmp_path / "cifar" / split).write_bytes(pickle.dumps(table, protocol=2))
+    fedda("data", "import", "cifar100", "cifar")
+    code, out, _ = fedda("data", "show", "cifar100", "--clients", "60")
+    assert code == 0
+    assert re.search("cifar100, pachinko:0.1", out)
+    assert "cap=" not in out
+
+
+def test_data_show_says_where_counts_end(fedda, tmp_path):  # noqa: F811
+    question = 'PostTypeId="1" Title="t" Tags="&lt;a&gt;" Body="b"'
+    rows = [
+        f'<row Id="{post}" OwnerUserId="{user}" {question}/>'
+        for user in (1, 2, 10)
+        for post in range(200 * user, 200 * user + (150 if user == 1 else 3))
+    ]
+    (tmp_path / "beer").mkdir()
+    (tmp_path / "beer" / "Posts.xml").write_text(f"<posts>{''.join(rows)}</posts>")
+    fedda("data", "import", "stackexchange", "beer")
+    code, out, _ = fedda("data", "show", "stackexchange")
+    assert code == 0
+    assert re.search(r"of a client: most +100 ", out)
+    assert "Examples are counted up to cap=100 a client." in out
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -168,12 +207,15 @@ def test_data_show(fedda, tmp_path):  # noqa: F811
         (["fetch", "emnist", "--mirror", "file:///tmp"], "begins with http:// or https://"),
         (["fetch", "emnist", "--mirror", "http://127.0.0.1:9/x"], "--mirror URL, and files down"),
         (["import", "emnist", "nowhere"], "there are no files at"),
-        (["import", "emnist", "nowhere", "--label", "l"], "Leave out: label"),
+        (["import", "emnist", "nowhere", "--label", "l"], "Leave out: --label"),
         (["import", "a/b", "nowhere"], "'a/b' cannot be the name of a data set"),
-        (["verify", "emnist"], "the data set emnist is not here"),
-        (["verify", "mine"], "fedda data import mine PATH"),
+        (["verify", "emnist"], "the data set emnist (handwritten digits and letters of 3,400 wr"),
+        (["verify", "emist"], "unknown data set 'emist'. Did you mean emnist"),
         (["show", "digits", "--picture", "a.xyz"], "must be a .png or .pdf file"),
-        (["show", "mnist"], "unknown task 'mnist'"),
+        (
+            ["show", "emnist-digts"],
+            "unknown task or data set 'emnist-digts'. Did you mean emnist-d",
+        ),
     ],
 )
 def test_wrong_input_is_a_message(fedda, tmp_path, words, message):  # noqa: F811

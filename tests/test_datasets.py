@@ -4,7 +4,9 @@ import bz2
 import hashlib
 import io
 import json
+import logging
 import os
+import shlex
 import tarfile
 import types
 from collections.abc import Callable
@@ -13,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedda.data import catalogue, datasets, store
+from fedda.data import catalogue, datasets, layouts, store
 from fedda.data.catalogue import Dataset, Download
 from fedda.data.store import Source
 from fedda.errors import InputError
@@ -25,7 +27,8 @@ def fake_reader(suffix: str, read: Callable[..., Source] | None = None) -> types
     reader = types.ModuleType(f"fedda.data.readers.fake_{suffix}")
 
     def files(path: Path) -> list[Path]:
-        return [path] if path.suffix == f".{suffix}" else sorted(path.glob(f"*.{suffix}"))
+        own = path.is_file() and path.suffix == f".{suffix}"
+        return [path] if own else sorted(path.glob(f"*.{suffix}"))
 
     def clients(path: Path):
         for file in files(path):
@@ -35,8 +38,8 @@ def fake_reader(suffix: str, read: Callable[..., Source] | None = None) -> types
             one = np.array([len(content)])
             yield f"{path.name}/{file.stem}", {"x": one, "y": one}
 
-    reader.LAYOUT = f"files that end in .{suffix}"
-    reader.finds = lambda path, name: bool(files(path))
+    reader.layout = lambda name: f"files of {name} that end in .{suffix}"
+    reader.files = lambda path, name: files(path)
     reader.read = read or (lambda path, name: Source({"train": clients(path)}, words="fake"))
     return reader
 
@@ -50,7 +53,7 @@ def known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         "letters": Dataset("letters", (fake_reader("one"), fake_reader("two")), (download,)),
         "byhand": Dataset("dumps", (fake_reader("one"),), by_hand="Go to the archive."),
     }
-    for module in (catalogue, datasets):
+    for module in (catalogue, datasets, layouts):
         monkeypatch.setattr(module, "DATASETS", sets)
     return sets
 
@@ -189,22 +192,53 @@ SPOILED = [change_content, add_file, remove_file, write_by_another_version, lose
 
 
 @pytest.mark.parametrize("spoil", SPOILED)
-def test_a_stale_store_is_made_anew_from_its_files(tmp_path, spoil):
+def test_a_stale_store_is_made_anew_from_its_files(tmp_path, spoil, caplog):
     raw = folder_of(tmp_path / "raw", a_one="1", b_one="22")
     datasets.import_files("letters", raw)
     words = spoil(raw, tmp_path / "root" / "letters")
     found = datasets.look("letters")
     assert found.store is None
     assert words in found.problem
-    told = []
-    opened = datasets.open_dataset("letters", told.append)
+    opened = datasets.open_dataset("letters")
     expected = {f"raw/{file.stem}": len(file.read_bytes()) for file in raw.glob("*.one")}
     assert content(opened) == expected
-    assert "imported anew" in told[0]
-    assert words in told[0]
-    told.clear()
-    datasets.open_dataset("letters", told.append)
-    assert told == [], "once"
+    (told,) = (each for each in caplog.records if each.levelno >= logging.WARNING)
+    assert f"letters is imported anew from {raw}: " in told.getMessage()
+    assert words in told.getMessage()
+    caplog.clear()
+    datasets.open_dataset("letters")
+    assert caplog.records == [], "once"
+
+
+def test_only_files_that_are_read_make_a_store_stale(tmp_path):
+    """Whatever else lies, comes and goes there, also beside a folder that was alone."""
+    raw = folder_of(tmp_path / "raw" / "inner", a_one="1", notes_txt="x")
+    imported = datasets.import_files("letters", tmp_path / "raw")
+    assert imported.meta["origin"]["path"] == str(raw)
+    (tmp_path / "raw" / "beside.txt").write_text("")
+    folder_of(raw / "deeper", b_one="1")
+    changed(raw / "notes.txt", "y")
+    (raw / "plot.png").write_text("")
+    assert datasets.look("letters").store is not None
+    changed(raw / "a.one", "22")
+    assert "have changed" in datasets.look("letters").problem
+    assert content(datasets.open_dataset("letters")) == {"inner/a": 2}
+
+
+def test_an_archive_that_changes_makes_a_store_stale(tmp_path, known):
+    raw = folder_of(tmp_path / "raw", notes_txt="x")
+    downloads = tuple(Download(f"http://host/{name}.tar.bz2", "md5:0") for name in "pq")
+    known["letters"] = Dataset("", (fake_reader("one"),), downloads)
+    for name in "pq":
+        tar_bz2(raw / f"{name}.tar.bz2", {f"{name}.one": b"1"})
+    datasets.import_files("letters", raw)
+    changed(raw / "notes.txt", "y")
+    tar_bz2(raw / "other.tar.bz2", {"o.one": b"1"})
+    assert datasets.look("letters").problem == ""
+    tar_bz2(raw / "q.tar.bz2", {"q.one": b"22"})
+    os.utime(raw / "q.tar.bz2", ns=(1, 1))
+    assert "have changed" in datasets.look("letters").problem
+    assert content(datasets.open_dataset("letters")) == {"raw/p": 1, "raw/q": 2}
 
 
 @pytest.mark.parametrize("spoil", [write_by_another_version, lose_half])
@@ -276,12 +310,13 @@ def test_what_is_not_here_is_an_error_with_advice(name, words):
 @pytest.mark.parametrize(
     ("name", "path", "options", "words"),
     [
-        ("letters", "nowhere", {}, "there are no files at .*nowhere"),
-        ("letters", "empty", {}, "there are no files"),
-        ("letters", "raw", {"client": "c"}, "say themselves what they hold. Leave out: client"),
+        ("letters", "nowhere", {}, "there are no files at .*nowhere. Give the path of a file"),
+        ("letters", "empty", {}, "empty does not hold letters. Expected"),
+        ("letters", "raw", {"client": "c"}, "say themselves what they hold. Leave out: --client"),
+        ("letters", "raw", {"features": ["f"]}, "Leave out: --feature"),
         ("mine", "raw", {}, r"does not hold mine \(the data sets known are letters, byhand\)"),
         ("a/b", "raw", {"client": "c", "label": "l"}, "cannot be the name"),
-        ("byhand", "raw", {}, "does not hold byhand. Expected\n- files that end in .one"),
+        ("byhand", "raw", {}, "not hold byhand. Expected\n- files of byhand that end in .one"),
         ("letters", "raw/cut.tar.bz2", {}, "damaged or not whole"),
     ],
 )
@@ -311,7 +346,7 @@ def test_ones_own_federation_keeps_its_options(tmp_path, monkeypatch):
         one = np.array([len(path.read_text())])
         return Source({"train": [("a", {"x": one, "y": one})]})
 
-    monkeypatch.setattr(datasets, "table", fake_reader("csv", read))
+    monkeypatch.setattr(layouts, "table", fake_reader("csv", read))
     file = tmp_path / "mine.csv"
     file.write_text("1")
     options = {"client": "c", "label": "l", "features": ["f", "g"]}
@@ -340,6 +375,27 @@ def test_verify(tmp_path):
         datasets.verify("letters")
     with pytest.raises(InputError, match="is not here"):
         datasets.verify("byhand")
+    with pytest.raises(InputError, match=r"unknown data set 'leters'. Did you mean letters"):
+        datasets.verify("leters")
+
+
+def test_what_replaces_a_store(tmp_path, monkeypatch):
+    one = np.array([1])
+    source = Source({"train": [("a", {"x": one, "y": one})]})
+    monkeypatch.setattr(layouts, "table", fake_reader("csv", lambda *_, **__: source))
+    file = tmp_path / "my own.csv"
+    file.write_text("1")
+    options = {"client": "c", "label": "a label", "features": ["f", "g"]}
+    datasets.import_files("mine", file, **options)
+    words = ["fedda", "data", "import", "mine", str(file), "--client", "c", "--label", "a label"]
+    words += ["--feature", "f", "--feature", "g"]
+    before, _, command = datasets.repair("mine").partition(": ")
+    assert before == "Import it again, which replaces it"
+    assert shlex.split(command) == words
+    file.unlink()
+    assert datasets.repair("mine") == "Import it: fedda data import mine PATH"
+    (tmp_path / "root" / "mine" / "meta.json").unlink()  # now an import would not replace it
+    assert datasets.repair("mine").startswith(f"Delete {tmp_path / 'root' / 'mine'}. Import it: ")
 
 
 @pytest.fixture
@@ -402,8 +458,8 @@ def test_the_real_catalogue_is_sound(monkeypatch):
         assert dataset.readers
         assert dataset.downloads or dataset.by_hand
         for reader in dataset.readers:
-            assert reader.LAYOUT
-            assert not reader.finds(Path("/nowhere"), name)
+            assert reader.layout(name)
+            assert not reader.files(Path("/nowhere"), name)
         for url, checksum in dataset.downloads:
             assert url.startswith("https://")
             assert len(bytes.fromhex(checksum.removeprefix("sha256:"))) == 32

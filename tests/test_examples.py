@@ -75,7 +75,7 @@ def test_readme_commands_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         if words[:1] == ["make"]:
             assert re.search(rf"^{words[1]}:", makefile, re.MULTILINE), line
         if words[:1] == ["fedda"] and line not in DATA_COMMANDS:
-            if words[1] in ("run", "compare") and "--resume" not in words:
+            if words[1] in ("run", "compare", "sweep") and "--resume" not in words:
                 words += ["rounds=2", "eval_every=1", "model=linear", "--quiet"]
             monkeypatch.setattr(sys, "argv", words)
             with pytest.raises(SystemExit) as stop:

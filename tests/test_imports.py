@@ -15,8 +15,8 @@ FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.p
 # itself, `fedda`, stands for all that its __init__ imports.
 ROUND = "core data.shards errors local losses models task tree"
 EVERYTHING_ELSE = (
-    f"{ROUND} algorithms api checkpoint cohort config data fedda files inputs report results "
-    "simulate tasks"
+    f"{ROUND} algorithms api checkpoint cohort config data devices fedda files inputs processes "
+    "report results simulate tasks together"
 )
 MAY_IMPORT = {
     "errors": "",
@@ -35,15 +35,20 @@ MAY_IMPORT = {
     "local": "core data.shards errors task tree",
     "algorithms": "core data.shards errors local task tree",
     "cohort": "tree",
+    "devices": "errors tree",
+    "processes": "errors",
     "memory": "tree",
-    "simulate": "cohort core data.feed data.shards memory models task tree",
-    "api": f"{ROUND} algorithms cohort data.feed simulate",
+    "simulate": "cohort core data.feed data.shards devices errors memory models task tree",
+    "together": "data.feed devices errors simulate task tree",
+    "api": f"{ROUND} algorithms cohort data.feed devices simulate together",
     "checkpoint": "tree",
     "config": "algorithms errors",
     "tasks": "config data errors inputs losses models task",
     "experiment": EVERYTHING_ELSE,
     "data_cli": "config data errors portrait tasks terminal",
-    "cli": f"{EVERYTHING_ELSE} data_cli experiment terminal",
+    "sweep": "algorithms api config errors experiment files simulate",
+    "sweep_cli": "config devices errors sweep terminal",
+    "cli": f"{EVERYTHING_ELSE} data_cli experiment sweep sweep_cli terminal",
 }
 
 

@@ -13,7 +13,6 @@ from test_portrait import label_histogram
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 60))
 COARSE = LABELS // 4
-USERS = np.array([f"writer{i % 7}" for i in range(len(LABELS))])
 
 
 def near(samples, expected):
@@ -33,11 +32,11 @@ def same(one, other):
 
 
 @pytest.mark.parametrize(
-    "text", ["iid", "dirichlet:0.1", "dirichlet:1e-3", "dirichlet:100", "pachinko", "user"]
+    "text", ["iid", "dirichlet:0.1", "dirichlet:1e-3", "dirichlet:100", "pachinko"]
 )
 def test_every_row_belongs_to_exactly_one_client(text):
-    parts = partition.split(text, LABELS, 30, 3, coarse=COARSE, users=USERS)
-    assert len(parts) == (7 if text == "user" else 30)
+    parts = partition.split(text, LABELS, 30, 3, coarse=COARSE)
+    assert len(parts) == 30
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(len(LABELS)))
     for rows in parts:
         assert rows.dtype == np.int64
@@ -237,11 +236,6 @@ def test_pachinko_of_the_real_labels(split, clients):
     assert 5 < coarse.mean() < 8  # without the skew: 20 (1 - 0.95^100) = 19.9
 
 
-def test_by_user_is_in_sorted_id_order():
-    parts = partition.by_user(np.array(["b", "a", "c", "a", "b"]))
-    assert [rows.tolist() for rows in parts] == [[1, 3], [0, 4], [2]]
-
-
 @pytest.mark.parametrize(
     ("text", "parsed"),
     [
@@ -286,7 +280,7 @@ ALPHA = "alpha must be a positive finite number, got "
         ("dirichlet:nan", ALPHA + "'nan' (for example 0.3)"),
         ("pachinko:inf", ALPHA + "'inf' (for example 0.3)"),
         ("pachinko", "got 'pachinko' (this data set has no coarse labels; use iid or dirichlet:"),
-        ("user", "got 'user' (this data set has no user ids; use iid or dirichlet:ALPHA)"),
+        ("user", "got 'user' (user is for data sets that name their own clients; use iid or diri"),
     ],
 )
 def test_bad_text(text, message):

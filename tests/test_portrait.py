@@ -124,26 +124,6 @@ def test_statistics_of_as_many_clients_as_stack_overflow():
     assert got.client_entropy == pytest.approx(some.mean(), abs=5 * some.std() / np.sqrt(1000))
 
 
-@pytest.mark.parametrize(
-    ("count", "histogram", "words"),
-    [
-        (np.zeros(0, int), None, r"shape \(0,\), expected one number"),
-        (np.ones((2, 2), int), None, r"shape \(2, 2\), expected one number"),
-        (np.array([3, -1]), None, "0 or more"),
-        (np.array([3, 1]), np.ones((3, 2), int), r"shape \(3, 2\), expected \[2 clients, labels\]"),
-        (np.array([3, 1]), np.ones(2, int), r"shape \(2,\), expected \[2 clients, labels\]"),
-        (np.array([3, 1]), np.ones((2, 0), int), r"shape \(2, 0\)"),
-        (np.array([3, 1]), np.array([[3, 0], [2, -1]]), "got -1 labels .* expected 0 or more"),
-    ],
-)
-def test_bad_numbers_are_refused_and_draw_nothing(tmp_path, count, histogram, words):
-    with pytest.raises(InputError, match=words):
-        describe(count, histogram)
-    with pytest.raises(InputError, match=words):
-        portrait.draw(tmp_path / "a.png", "title", count, histogram)
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("suffix", ["png", "pdf"])
 def test_same_federation_same_file(tmp_path, monkeypatch, suffix):
     data = digits.load()

@@ -77,9 +77,9 @@ def clients(path, split="train", name="emnist"):
 @pytest.mark.parametrize(("name", "part"), [("emnist", "byclass"), ("emnist-digits", "digits")])
 def test_idx_files(tmp_path, packed, inner, name, part):
     idx_folder(tmp_path / inner, packed, part)
-    assert emnist_original.finds(tmp_path, name)
+    assert emnist_original.files(tmp_path, name)
     other = "emnist" if name == "emnist-digits" else "emnist-digits"
-    assert not emnist_original.finds(tmp_path, other)
+    assert not emnist_original.files(tmp_path, other)
     for split in COUNT:
         found = clients(tmp_path, split, name)
         assert list(found) == ["all"]
@@ -95,8 +95,8 @@ def test_idx_files(tmp_path, packed, inner, name, part):
 def test_matlab_file(tmp_path, packed, inner, name, part):
     folder = mat_folder(tmp_path / inner, part, packed)
     for path in (tmp_path, folder / f"emnist-{part}.mat"):
-        assert emnist_original.finds(path, name)
-        assert not emnist_original.finds(path, "cifar100")
+        assert emnist_original.files(path, name)
+        assert not emnist_original.files(path, "cifar100")
         for split, writers in WRITERS.items():
             found = clients(path, split, name)
             assert found.keys() == {str(writer) for writer in writers}
@@ -220,19 +220,19 @@ def test_the_reader_fills_a_store(tmp_path, make):
 
 
 def test_other_names_and_folders(tmp_path):
-    assert not emnist_original.finds(tmp_path, "emnist")
-    assert not emnist_original.finds(tmp_path / "nowhere", "emnist")
-    assert not emnist_original.finds(idx_folder(tmp_path / "l", part="letters"), "emnist")
-    with pytest.raises(InputError, match="unknown data set of EMNIST 'emnist-letters'"):
-        emnist_original.read(tmp_path, "emnist-letters")
+    assert not emnist_original.files(tmp_path, "emnist")
+    assert not emnist_original.files(tmp_path / "nowhere", "emnist")
+    assert not emnist_original.files(idx_folder(tmp_path / "l", part="letters"), "emnist")
 
 
 @pytest.mark.parametrize("split", COUNT)
 @pytest.mark.parametrize("kind", ["images-idx3", "labels-idx1"])
 def test_a_missing_file_is_named(tmp_path, split, kind):
     path = idx_folder(tmp_path, **{f"{split}-{kind}-ubyte": None})
-    with pytest.raises(InputError, match=f"no file emnist-byclass-{split}-{kind}-ubyte"):
+    assert len(emnist_original.files(path, "emnist")) == 3
+    with pytest.raises(InputError, match=f"no file emnist-byclass-{split}-{kind}-ubyte") as caught:
         emnist_original.read(path, "emnist")
+    assert "digits" not in str(caught.value)
 
 
 GOOD = published("train")

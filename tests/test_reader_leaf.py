@@ -70,7 +70,7 @@ def test_files_of_a_split_are_stored_exactly(tmp_path, first, second):
     save(tmp_path / "train" / "all_data_0_niid_0_keep_0_train_9.json", table(a, first))
     save(tmp_path / "train" / "all_data_1_niid_0_keep_0_train_9.json", table(b, second))
     save(tmp_path / "test" / "all_data_0_niid_0_keep_0_test_9.json", table(c, second))
-    assert leaf.finds(tmp_path, "emnist")
+    assert leaf.files(tmp_path, "emnist")
     made = converted(tmp_path)
     assert_holds(made.splits["train"], a | b)
     assert_holds(made.splits["test"], c)
@@ -112,7 +112,7 @@ def test_without_a_split_the_last_tenth_of_each_writer_is_for_testing(tmp_path, 
     for number, part in enumerate((names[:4], names[4:])):
         content = table({name: own[name] for name in part}, integers)
         save(tmp_path / folder / f"all_data_{number}.json", content)
-    assert leaf.finds(tmp_path, "emnist")
+    assert leaf.files(tmp_path, "emnist")
     made = converted(tmp_path)
     cut = {name: len(own[name][1]) - expected[len(own[name][1])] for name in names}
     assert_holds(made.splits["train"], {n: (own[n][0][: cut[n]], own[n][1][: cut[n]]) for n in own})
@@ -135,13 +135,11 @@ def test_one_file_is_open_at_a_time(tmp_path, monkeypatch):
 
 
 def test_what_is_not_leaf_is_not_found(tmp_path):
-    assert not leaf.finds(tmp_path, "emnist")
-    assert not leaf.finds(tmp_path / "absent", "emnist")
-    with pytest.raises(InputError, match="no files for the split 'all'"):
-        leaf.read(tmp_path, "emnist")
+    assert not leaf.files(tmp_path, "emnist")
+    assert not leaf.files(tmp_path / "absent", "emnist")
     save(tmp_path / "train" / "a.json", {})
-    assert leaf.finds(tmp_path, "emnist")
-    assert not leaf.finds(tmp_path, "cifar100")
+    assert leaf.files(tmp_path, "emnist")
+    assert not leaf.files(tmp_path, "cifar100")
     with pytest.raises(InputError, match="no files for the split 'test'"):
         leaf.read(tmp_path, "emnist")
 
@@ -149,9 +147,10 @@ def test_what_is_not_leaf_is_not_found(tmp_path):
 def refused(tmp_path, words):
     """The message says why, and nothing is written."""
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(InputError, match=words):
+    with pytest.raises(InputError, match=words) as raised:
         converted(tmp_path)
     assert sorted(tmp_path.iterdir()) == before
+    return str(raised.value)
 
 
 def setting(*keys, value):
@@ -207,7 +206,7 @@ def test_wrong_files_are_refused(tmp_path, damage, words):
     save(tmp_path / "test" / "a.json", content)
     damage(content)
     save(tmp_path / "train" / "bad.json", content)
-    refused(tmp_path, rf"bad\.json.*{words}")
+    assert "Download" not in refused(tmp_path, rf"bad\.json.*{words}"), "LEAF's is made by scripts"
 
 
 def test_a_client_id_that_is_no_text(tmp_path):

@@ -144,7 +144,7 @@ def test_a_user_is_named_alike_however_the_site_is_given(tmp_path, monkeypatch):
     file = dump(tmp_path / "in" / "beer", *SMALL)
     monkeypatch.chdir(file.parent)
     for path in (file, file.parent, tmp_path / "in", Path("Posts.xml"), Path(".")):
-        assert stackexchange.finds(path, "stackexchange"), path
+        assert stackexchange.files(path, "stackexchange"), path
         made = imported(path, tmp_path / "s")
         assert [each.clients for each in made.splits.values()] == [["beer:1"], ["beer:20"]]
 
@@ -154,10 +154,8 @@ def test_other_folders_are_not_found(tmp_path):
     (tmp_path / "site" / "Posts.xml").mkdir(parents=True)
     dump(tmp_path / "too" / "deep" / "down")
     for path in (tmp_path, tmp_path / "Posts.xml", tmp_path / "too", tmp_path / "absent"):
-        assert not stackexchange.finds(path, "stackexchange"), path
-        with pytest.raises(InputError, match=r"holds no stackexchange data. Expected Posts\.xml"):
-            stackexchange.read(path, "stackexchange")
-    assert not stackexchange.finds(dump(tmp_path / "other", *SMALL), "emnist")
+        assert not stackexchange.files(path, "stackexchange"), path
+    assert not stackexchange.files(dump(tmp_path / "other", *SMALL), "emnist")
 
 
 def test_every_tenth_user_is_held_out(tmp_path):

@@ -5,6 +5,7 @@ struct and the documented wire format.
 """
 
 import os
+import re
 import sqlite3
 import struct
 from contextlib import closing
@@ -309,7 +310,7 @@ FORMS = pytest.mark.parametrize("form", ["h5", "sqlite"])
 def test_images_are_stored_exactly(tmp_path, form, name):
     splits = some(name)
     WRITE[form](tmp_path, name, splits)
-    assert READERS[form].finds(tmp_path, name)
+    assert READERS[form].files(tmp_path, name)
     made = converted(tmp_path, form, name)
     assert made.meta["splits"].keys() == splits.keys()
     for split, clients in splits.items():
@@ -348,7 +349,7 @@ def test_both_data_sets_of_emnist_lie_in_one_sqlite_file(tmp_path):
         write_sqlite(tmp_path, name, some(name, seed), packed=bool(seed))
     (tmp_path / "emnist_all.sqlite").rename(tmp_path / "mine")  # is known by its first bytes
     for seed, name in enumerate(["emnist", "emnist-digits"]):
-        assert tff_sqlite.finds(tmp_path / "mine", name)
+        assert tff_sqlite.files(tmp_path / "mine", name)
         got = converted(tmp_path, "sqlite", name, tmp_path / "mine").splits["train"]
         expected = some(name, seed)["train"]["f2_0"]["label"]
         np.testing.assert_array_equal(got.column("y", got.clients.index("f2_0")), expected)
@@ -404,7 +405,7 @@ def test_posts_are_tokens_then_title_with_their_tags(tmp_path, form, counted):
     if not counted:
         (tmp_path / "stackoverflow.word_count").write_text("the 9\ndo 5\ni 2\n")
         (tmp_path / "stackoverflow.tag_count").write_text('{"c": 1, "python": 8}')
-    assert READERS[form].finds(tmp_path, "stackoverflow")
+    assert READERS[form].files(tmp_path, "stackoverflow")
     made = converted(tmp_path, form, "stackoverflow")
     if not counted:
         assert made.text("words.txt") == "the\ndo\ni\n"
@@ -542,16 +543,28 @@ def test_examples_without_one_value_each_are_refused_in_sqlite(tmp_path, name, f
 
 @FORMS
 def test_a_missing_split_and_a_missing_file(tmp_path, form):
-    assert not READERS[form].finds(tmp_path, "emnist")
-    assert not READERS[form].finds(tmp_path / "absent", "emnist")
-    assert not READERS[form].finds(tmp_path, "mnist")
-    refused(tmp_path, form, "emnist", "has no file")
+    assert not READERS[form].files(tmp_path, "emnist")
+    assert not READERS[form].files(tmp_path / "absent", "emnist")
+    assert not READERS[form].files(tmp_path, "mnist")
     WRITE[form](tmp_path, "emnist", {"train": some("emnist")["train"]})
-    assert READERS[form].finds(tmp_path, "emnist")
-    assert READERS[form].finds(tmp_path, "emnist-digits") == (form == "sqlite")
-    refused(tmp_path, form, "emnist", "has no file fed_emnist_test.h5|has no split 'all_test'")
-    with pytest.raises(InputError, match="unknown data set"):
-        READERS[form].read(tmp_path, "mnist")
+    assert READERS[form].files(tmp_path, "emnist")
+    assert bool(READERS[form].files(tmp_path, "emnist-digits")) == (form == "sqlite")
+    words = "has no file fed_emnist_test.h5|has no split 'all_test'"
+    message = refused(tmp_path, form, "emnist", words)
+    assert not re.search("digits|cifar|stackoverflow", message), "of this data set alone"
+
+
+@FORMS
+@pytest.mark.parametrize("name", PREFIX)
+def test_the_layout_in_words_is_of_one_data_set(tmp_path, form, name):
+    splits = POSTS if name == "stackoverflow" else some(name)
+    WRITE[form](tmp_path, name, splits)
+    for count in ("stackoverflow.word_count", "stackoverflow.tag_count"):
+        (tmp_path / count).write_text("")
+    layout = READERS[form].layout(name)
+    found = {file.name for file in READERS[form].files(tmp_path, name)}
+    assert found == {word.strip("(),") for word in layout.split() if "_" in word or "." in word}
+    assert len(found) == (1 if form == "sqlite" else len(splits)) + 2 * (name == "stackoverflow")
 
 
 @FORMS

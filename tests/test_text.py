@@ -156,7 +156,7 @@ def test_counting_needs_the_train_split():
     text.source({"test": lambda: iter([])}, ["a"], ["b"], "")
 
 
-@pytest.mark.parametrize("tag", ["a\nb", "a\x85b", "a\r", "\ud800", ""])
+@pytest.mark.parametrize("tag", ["a\nb", "a\x85b", "a\u2028b", "a\x0bb", "a\r", "\ud800", ""])
 def test_a_tag_that_is_not_a_line_is_refused(tag):
     with pytest.raises(InputError, match="not one line"):
         ranks([Post("a", ["a"])], ["a"], ["ok", tag])

@@ -2,7 +2,7 @@
 
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, Literal, NamedTuple
 
@@ -10,10 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import random
-from jax.sharding import Mesh
 
 from fedda import algorithms, tree
-from fedda.cohort import SAMPLERS, Layout
+from fedda.cohort import SAMPLERS, Layout, automatic_chunk
 from fedda.core import Algorithm
 from fedda.data.feed import Feed
 from fedda.data.shards import (
@@ -24,11 +23,13 @@ from fedda.data.shards import (
     from_clients,
     num_rows,
 )
+from fedda.devices import everywhere, mesh_for
 from fedda.errors import InputError, unknown
 from fedda.losses import cross_entropy
 from fedda.models import Model
 from fedda.simulate import TOTALS, Row, Setup, example, train
 from fedda.task import ExampleWise, Plan, Task
+from fedda.together import Batch, train_together
 from fedda.tree import PyTree
 
 
@@ -87,14 +88,20 @@ def run_grid(
     *,
     grid: Mapping[str, Sequence[float]],
     seeds: Sequence[int] = (0,),
+    together: int | None = None,
     **settings: Any,
 ) -> list[GridPoint]:
-    """Trains every combination of the grid's values and seeds, all in one compiled program."""
+    """Trains every combination of the grid's values and seeds, many at once in one program.
+
+    As many runs are trained at a time as fit in memory, or `together` at most.
+    """
     for name, values in (*grid.items(), ("seeds", seeds)):
         if isinstance(values, str) or not isinstance(values, Iterable):
             raise InputError(f"{name} must be a list of values to try, got {values!r}.")
     for seed in seeds:
         check_seed(seed)
+    if together is not None:
+        _whole_number("together", together, least=1)
     points = [
         (dict(zip(grid, values, strict=True)), seed)
         for values in itertools.product(*grid.values())
@@ -103,31 +110,50 @@ def run_grid(
     if len(points) < 2:
         raise InputError(f"run_grid trains at least two runs, got {len(points)}. Use run for one.")
     setup, base = prepare(algorithm, model, clients, loss, **settings)
-    if setup.host_rounds is not None:
-        raise InputError("run_grid keeps client memory on the device; raise memory_gb to let it.")
+    check_on_device(setup)
     label = algorithm if isinstance(algorithm, str) else "this algorithm"
+    options = algorithms.options(algorithm) if isinstance(algorithm, str) else ()
+    check_traced(grid, (*KEYWORDS, *options))
     hypers = [
         algorithms.hyper(label, setup.algorithm, base._asdict() | values) for values, _ in points
     ]
+    found: list[GridPoint] = []
+    for batch in train_grid(setup, hypers, [seed for _, seed in points], together):
+        results = map(Result, batch.states(), batch.histories)
+        here = points[batch.members.start : batch.members.stop]
+        found += [GridPoint(*point, result) for point, result in zip(here, results, strict=True)]
+    return found
+
+
+def train_grid(
+    setup: Setup,
+    hypers: Sequence[Any],
+    seeds: Sequence[int],
+    together: int | None = None,
+    on_evaluation: Callable[[range, int], None] | None = None,
+) -> Iterator[Batch]:
+    """Trains a run for each `Hyper` and seed, in batches; see `train_together`."""
     stacked = jax.tree.map(lambda *leaves: np.array(leaves), *hypers)
-    rows = []
-    for evaluation in train(setup, traced(stacked, model), [seed for _, seed in points]):
-        rows.append(evaluation.row)
-        final = evaluation.run.state
-    return [
-        GridPoint(
-            values,
-            seed,
-            Result(
-                tree.take(final, jnp.asarray(i)),
-                [
-                    {k: v if np.ndim(v) == 0 else v[i].item() for k, v in row.items()}
-                    for row in rows
-                ],
-            ),
+    return train_together(setup, traced(stacked, setup.task.model), seeds, together, on_evaluation)
+
+
+def check_on_device(setup: Setup) -> None:
+    """Refuses client memory on the host, of which there would have to be one for each run."""
+    if setup.host_rounds is not None:
+        raise InputError(
+            "run_grid keeps client memory on the device, and fedda sweep too; raise memory_gb to "
+            "let them."
         )
-        for i, (values, seed) in enumerate(points)
-    ]
+
+
+def check_traced(names: Iterable[str], fixed: Iterable[str]) -> None:
+    """Refuses to try several values of what is fixed when a program is compiled."""
+    for name in names:
+        if name in fixed:
+            raise InputError(
+                f"{name} is fixed when a program is compiled, so runs with several values of it "
+                f"cannot be trained together. Run the grid once for each value of {name}."
+            )
 
 
 def prepare(
@@ -147,7 +173,7 @@ def prepare(
     stabilise: float = 0,
     eval_every: int = 10,
     chunk: int | None = None,
-    devices: int = 1,
+    devices: int | None = 1,
     memory_gb: float = 4.0,
     sampling: str = "uniform",
     **chosen: Any,
@@ -158,7 +184,8 @@ def prepare(
     examples. `stabilise` is the number of rounds at the end (or, below 1, their share) in which a
     client takes one step with the gradient of all its data. If what all clients keep would take
     more than `memory_gb` on the device, it is kept on the host, for visited clients only.
-    `sampling` names how cohorts are drawn. `chosen` holds hyper-parameters and options of the
+    `sampling` names how cohorts are drawn. A cohort is spread over `devices`: None stands for all
+    there are, or one for each of its clients. `chosen` holds hyper-parameters and options of the
     algorithm.
     """
     if not isinstance(model, Model):
@@ -175,7 +202,7 @@ def prepare(
         ("batch", batch),
         ("local_work", local_work),
         ("eval_every", eval_every),
-        ("devices", devices),
+        ("devices", 1 if devices is None else devices),
         ("chunk", cohort if chunk is None else chunk),
     ):
         _whole_number(name, value, least=1)
@@ -201,10 +228,7 @@ def prepare(
             f"stabilise must be a share of the rounds below 1 or a whole number of rounds up to "
             f"{rounds}, got {stabilise!r}."
         )
-    if devices > jax.device_count():
-        raise InputError(
-            f"devices must be at most {jax.device_count()}, as many as JAX sees, got {devices}."
-        )
+    mesh = mesh_for(devices, cohort)
     if isinstance(shards, Feed) and any(phase.everyone for phase in record.phases):
         raise InputError(
             "this algorithm asks every client in every round, so the data of all must be on the "
@@ -212,11 +236,12 @@ def prepare(
         )
     _check_measures(loss, metrics, test)
     _check_problem(model, loss, metrics, shards, test)
-    test = jax.device_put(test)
+    test = everywhere(test, mesh)
     task = Task(model, loss, Plan(batch, local_work, local_unit), tuple(metrics), reduction)
-    mesh = Mesh(np.array(jax.devices()[:devices]), ("clients",)) if devices > 1 else None
     last_rounds = round(stabilise * rounds) if stabilise < 1 else int(stabilise)
     host_rounds = _host_rounds(record, hyper, model, shards, cohort, memory_gb)
+    if chunk is None:
+        chunk = automatic_chunk(tree.nbytes(jax.eval_shape(model.init, random.key(0))))
     layout = Layout(chunk, mesh)
     setup = Setup(
         record,

@@ -47,10 +47,16 @@ class Checkpoints:
 
     def __init__(self, directory: Path) -> None:
         logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax reports every step of a save
+        directory.mkdir(parents=True, exist_ok=True)
+        # Of several processes only the first keeps checkpoints: Orbax must not wait for the others.
+        alone = ocp.options.MultiprocessingOptions(active_processes={0})
         self._manager = ocp.CheckpointManager(
             directory.absolute(),
             options=ocp.CheckpointManagerOptions(
-                max_to_keep=KEPT, enable_async_checkpointing=False
+                max_to_keep=KEPT,
+                enable_async_checkpointing=False,
+                create=False,
+                multiprocessing_options=alone,
             ),
         )
 

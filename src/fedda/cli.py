@@ -14,10 +14,11 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from fedda import algorithms, config, experiment, report
+from fedda import algorithms, config, devices, experiment, processes, report
 from fedda.data_cli import data_app
 from fedda.errors import InputError, unknown
-from fedda.terminal import err, interruptible, out, print_whole
+from fedda.sweep_cli import sweep_command
+from fedda.terminal import err, interruptible, new_directory, out, print_whole
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -25,6 +26,7 @@ app = typer.Typer(
     help="Federated optimisation: FedDA and its baselines, simulated.",
 )
 app.add_typer(data_app, name="data")
+app.command("sweep")(sweep_command)
 
 COMPARED = ("fedavg", "fedprox", "fedda-sgdm", "fedda-adam", "fedda-adagrad")
 
@@ -51,11 +53,12 @@ Threshold = Annotated[
 
 def main() -> None:
     """Runs the command: a wrong input is a message, not a traceback."""
-    try:
-        app()
-    except (InputError, OSError) as error:
-        err.print(f"[bold red]fedda:[/] {escape(str(error))}", soft_wrap=True)
-        sys.exit(2)
+    with processes.parting():
+        try:
+            app()
+        except (InputError, OSError) as error:
+            err.print(f"[bold red]fedda:[/] {escape(str(error))}", soft_wrap=True)
+            sys.exit(2)
 
 
 @app.command()
@@ -65,21 +68,52 @@ def run(
     resume: Annotated[
         Path | None, typer.Option(help="Continue the run of this directory.", metavar="DIR")
     ] = None,
+    use: Annotated[
+        str | None,
+        typer.Option(
+            "--devices",
+            metavar="N|all",
+            help="Spread the cohort over GPUs, or else over cores.",
+            show_default="all",
+        ),
+    ] = None,
+    coordinator: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Train together with other processes: where process 0 awaits them.",
+            show_default="train alone",
+        ),
+    ] = None,
+    together: Annotated[int, typer.Option("--processes", help="How many they are.")] = 1,
+    process: Annotated[int, typer.Option(help="Which of them this is, from 0.")] = 0,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for them.")] = 300,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Train one configuration."""
-    values = _values(settings or [])
+    values = config.from_words(settings or [])
     if resume is not None and out_dir is not None:
         raise InputError("--resume continues in its own directory: leave out --out.")
+    if use is not None:
+        values |= {"devices": 0} if use == "all" else config.parse([f"devices={use}"])
+    devices.start_up()
+    if coordinator is not None:
+        plan = {"resume": resume is not None, **values, **experiment.versions()}
+        processes.join(coordinator, together, process, plan, wait)
+    elif (together, process) != (1, 0):
+        raise InputError("--processes and --process need --coordinator HOST:PORT.")
+    quiet |= not processes.is_first()
     resolved = config.resolve(values if resume is None else {})
-    directory = resume or out_dir or _new_directory(f"{resolved.task}-{resolved.algorithm}")
+    directory = resume or out_dir or new_directory(f"{resolved.task}-{resolved.algorithm}")
     hint = f"Continue with: fedda run --resume {directory}"
     with _progress(quiet) as track, interruptible(hint):
         if resume is not None:
             outcome = experiment.resume(directory, values, track(str(directory)))
         else:
             outcome = experiment.run(resolved, directory, track(resolved.algorithm))
+    if not processes.is_first():
+        return
     for note in outcome.notes:
         err.print(escape(note))
     if as_json:
@@ -111,9 +145,10 @@ def compare(
     With no arguments: 100 clients with handwritten digits, five algorithms, well under a minute.
     Given the --out of a comparison that was interrupted, it does the rest of it.
     """
+    devices.start_up()
     words = settings or []
     names = [word for word in words if "=" not in word and not word.endswith(".toml")]
-    values = _values([word for word in words if word not in names])
+    values = config.from_words([word for word in words if word not in names])
     if "algorithm" in values:
         raise InputError("compare takes algorithms by name: fedda compare fedavg fedda-adam")
     if names and everything:
@@ -125,7 +160,7 @@ def compare(
         for name, own in _shared(compared, values).items()
         for offset in range(seeds)
     ]
-    directory = out_dir or _new_directory("compare")
+    directory = out_dir or new_directory("compare")
     hint = f"Continue with the same command and --out {directory}"
     summaries = []
     with _progress(quiet) as track, interruptible(hint):
@@ -193,17 +228,6 @@ def algorithms_command(
     out.print(listing)
 
 
-def _values(words: list[str]) -> dict[str, Any]:
-    """The settings of a command line: a file first, then single ones."""
-    files = [word for word in words if "=" not in word]
-    if len(files) > 1 or (files and not files[0].endswith(".toml")):
-        raise InputError(
-            f"expected one CONFIG.toml at most and settings key=value, got {' '.join(files)!r}."
-        )
-    values = config.read(Path(files[0])) if files else {}
-    return values | config.parse(word for word in words if "=" in word)
-
-
 def _shared(compared: list[str], values: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """For each algorithm those of the settings that it has: not every one has every one."""
     common = {*config.FIELDS, *config.task_settings(values.get("task", config.Config.task))}
@@ -212,10 +236,6 @@ def _shared(compared: list[str], values: dict[str, Any]) -> dict[str, dict[str, 
         if not any(key in known for known in own.values()):
             raise unknown("setting", key, set().union(*own.values()))
     return {name: {k: v for k, v in values.items() if k in own[name]} for name in compared}
-
-
-def _new_directory(name: str) -> Path:
-    return Path("runs") / f"{time.strftime('%Y-%m-%dT%H-%M-%S')}-{name}"
 
 
 Track = Callable[[str], Callable[[experiment.Progress], None]]
@@ -274,7 +294,8 @@ class _Pace:
         if len(self.told) < 3:
             return ""
         start, then = self.told[1]
-        return f"{(number - start) / (now - then):.0f} rounds/s"
+        pace = (number - start) / (now - then)
+        return f"{pace:.0f} rounds/s" if pace >= 1 else f"{1 / pace:.1f} s a round"
 
 
 def _told(progress: experiment.Progress) -> str:

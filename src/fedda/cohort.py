@@ -12,6 +12,8 @@ from jax.sharding import Mesh, PartitionSpec
 from fedda import tree
 from fedda.tree import PyTree
 
+CPU_CACHE = 32e6  # bytes, about
+
 
 def draw_cohort(seed: int, round_number: int, population: int, size: int) -> np.ndarray:
     """The clients of a round, uniformly without replacement, independent of all other rounds."""
@@ -47,6 +49,28 @@ SAMPLERS: dict[str, Sampler] = {
     "fedopt": fedopt_cohort,
     "tff21": _tff21_cohort,
 }
+
+
+def arrange(cohort: np.ndarray, count: np.ndarray, devices: int) -> np.ndarray:
+    """The cohort with clients of like size beside one another, as many large ones on each device.
+
+    Clients that are worked on together take as long as the largest of them.
+    """
+    by_size = cohort[np.argsort(-count[cohort], kind="stable")]
+    return np.concatenate([by_size[first::devices] for first in range(devices)])
+
+
+def automatic_chunk(model_bytes: int) -> int:
+    """How many clients to work on together: a client's work holds its model some eight times.
+
+    On a CPU they should stay in its cache, which also lets clients of unequal sizes take only their
+    own steps; an accelerator is to be filled, but not more than half of it.
+    """
+    device = jax.devices()[0]
+    room = CPU_CACHE
+    if device.platform != "cpu":
+        room = 0.5 * (device.memory_stats() or {}).get("bytes_limit", 16e9)
+    return max(1, int(room / (8 * model_bytes)))
 
 
 class Layout(NamedTuple):
@@ -96,18 +120,18 @@ def sum_over_clients(
         return total, jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), kept)
 
     def everywhere(shared: PyTree, own: PyTree) -> tuple[PyTree, PyTree]:
+        # Outside of this function all devices hold everything: what it gathers is gathered once.
+        share = (asked + filler) // devices
+        first = lax.axis_index("clients") * share
+        own = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, first, share), own)
         total, kept = here(shared, own)
-        return lax.psum(total, "clients"), kept
+        return lax.psum(total, "clients"), lax.all_gather(kept, "clients", tiled=True)
 
     if layout.mesh is None:
         total, kept = here(shared, padded)
     else:
-        everyone, split = PartitionSpec(), PartitionSpec("clients")
+        whole = PartitionSpec()
         total, kept = jax.shard_map(
-            everywhere,
-            mesh=layout.mesh,
-            in_specs=(everyone, split),
-            out_specs=(everyone, split),
-            check_vma=False,
+            everywhere, mesh=layout.mesh, in_specs=whole, out_specs=whole, check_vma=False
         )(shared, padded)
     return total, jax.tree.map(lambda leaf: leaf[:asked], kept)

@@ -3,8 +3,8 @@
 A task's own file, `tasks/<task>.toml`, holds a description, what its runs are by default (`[run]`),
 the settings that only this task has (`[settings]`) and, where published experiments prepared the
 same data differently, one more table of settings for each such pipeline; the first is the default.
-`presets/<task>-<model>.toml` holds, for each algorithm, what was tuned or published: settings of its
-own, and of the run.
+`presets/<task>-<model>.toml` holds, for each algorithm, what was tuned or published: settings of
+its own, and of the run.
 """
 
 import dataclasses
@@ -43,8 +43,8 @@ class Config:
     eval_every: int = 10
     checkpoint_every: int = 5  # evaluations
     seed: int = 0
-    chunk: int = 0  # clients worked on together; 0: the whole cohort
-    devices: int = 1
+    chunk: int = 0  # clients worked on together; 0: as many as suits the device
+    devices: int = 0  # 0: all there are, at most one for each client of the cohort
     # On the device, for what clients keep, and for examples; what is more stays on the host.
     memory_gb: float = 4.0
     data_gb: float = 8.0
@@ -83,6 +83,7 @@ def resolve(values: Mapping[str, Any]) -> Config:
         ("checkpoint_every", 1),
         ("chunk", 0),
         ("clients", 0),
+        ("devices", 0),
         ("data_gb", 0),
     ):
         if given.get(name, least) < least:
@@ -177,6 +178,17 @@ def parse(settings: Iterable[str]) -> dict[str, Any]:
         except tomllib.TOMLDecodeError:
             values[key] = text
     return values
+
+
+def from_words(words: list[str]) -> dict[str, Any]:
+    """The values of a command line: a file first, then single ones that override it."""
+    files = [word for word in words if "=" not in word]
+    if len(files) > 1 or (files and not files[0].endswith(".toml")):
+        raise InputError(
+            f"expected one CONFIG.toml at most and settings key=value, got {' '.join(files)!r}."
+        )
+    values = read(Path(files[0])) if files else {}
+    return values | parse(word for word in words if "=" in word)
 
 
 def dump(config: Config) -> str:

@@ -20,7 +20,7 @@ from fedda.data import datasets, statistics, store
 from fedda.data.catalogue import DATASETS
 from fedda.data.feed import Feed
 from fedda.data.shards import Ragged, Shards, num_rows
-from fedda.errors import InputError
+from fedda.errors import InputError, unknown
 from fedda.terminal import err, interruptible, out
 
 data_app = typer.Typer(no_args_is_help=True, help="Data sets and how they are split over clients.")
@@ -46,25 +46,22 @@ def data_list() -> None:
         listing.add_column(column, justify="right", no_wrap=True)
     listing.add_column("state")
     listing.add_column("from", overflow="fold")
-    stale, leftovers = [], datasets.leftovers()
+    left = "is left of an import that was killed, or still runs: delete it if no import is running."
+    notes = [f"{path} {left}" for path in datasets.leftovers()]
     for name in datasets.names():
         found = datasets.look(name)
-        if found.problem:
-            numbers, state = ("", "", ""), "stale"
-            stale.append(f"{name} is stale and not read: {found.problem}.")
-        elif found.store is None:
-            numbers, state = ("", "", ""), "not here"
-        else:
+        numbers, state = ("", "", ""), "stale" if found.problem else "not here"
+        if found.store is not None:
             numbers, state = _numbers(found.store), "ready"
+        if found.problem:
+            notes.append(f"{name} is stale and not read: {found.problem}.")
         how = "fetch" if name in DATASETS and DATASETS[name].downloads else "import"
         where = found.origin.get("path", f"fedda data {how} {name}")
         listing.add_row(name, *numbers, state, escape(where))
     out.print(listing)
-    left = [f"{path} is left of an import that was killed, or still runs." for path in leftovers]
-    for line in stale + left:
-        out.print(escape(line), soft_wrap=True)
     told = "clients and examples are those to train on"
-    out.print(escape(f"Kept in {datasets.root()}; {told}."), soft_wrap=True)
+    for line in (*notes, f"Kept in {datasets.root()}; {told}."):
+        out.print(escape(line), soft_wrap=True)
 
 
 @data_app.command("fetch")
@@ -126,7 +123,7 @@ def data_verify(
             files = datasets.verify(each)
             out.print(f"{each}: {len(files)} files are as they were written")
         except store.Stale as stale:
-            wrong.append(f"{each}: {stale}. Delete {datasets.root() / each} and get it again.")
+            wrong.append(f"{each}: {stale}. {datasets.repair(each)}")
     if wrong:
         raise InputError("\n".join(wrong))
 
@@ -148,7 +145,9 @@ def data_show(
 ) -> None:
     """Print and draw a federation: its clients' sizes, how their labels differ, some images."""
     chosen: dict[str, Any] = {"task": task, "partition_seed": seed}
-    if task not in config.tasks() and task in datasets.names():
+    if task not in config.tasks():
+        if task not in datasets.names():
+            raise unknown("task or data set", task, {*config.tasks(), *datasets.names()})
         chosen |= {"task": "own", "data": task, "model": "linear"}
     chosen |= {} if partition is None else {"partition": partition}
     chosen |= {} if clients is None else {"clients": clients}
@@ -158,9 +157,7 @@ def data_show(
         raise InputError(f"the picture must be a .png or .pdf file, got {path}.")
     problem = tasks.load(resolved)
     some = _some_clients(problem.shards)
-    histogram = None
-    if problem.labels:
-        histogram = statistics.label_histogram(some, len(problem.labels))
+    histogram = statistics.label_histogram(some, len(problem.labels)) if problem.labels else None
     about = statistics.describe(np.asarray(some.count), histogram)
     whole = statistics.describe(np.asarray(problem.shards.count), None)
     lines = {
@@ -178,13 +175,15 @@ def data_show(
             "entropy of all labels": f"{about.label_entropy:.2f} bits",
             "entropy of a client's labels": f"{about.client_entropy:.2f} bits",
         }
-    title = f"{task}, {resolved.partition}"
+    title = f"{task}, {problem.data.get('partition', resolved.partition)}"
     listing = Table(box=box.SIMPLE, title=escape(title), show_header=False, title_justify="left")
     listing.add_column()
     listing.add_column(justify="right")
     for name, value in lines.items():
         listing.add_row(name, value)
     out.print(listing)
+    if cap := resolved.options.get("cap"):
+        out.print(f"Examples are counted up to cap={cap} a client.")
     if some is not problem.shards:
         out.print(f"What is said of labels is of {len(some.count):,} clients drawn at random.")
     try:

@@ -2,7 +2,8 @@
 
 A run directory holds `config.toml` (resolved), `metrics.jsonl` (a line for each evaluation),
 `checkpoints/` and, at the end, `summary.json`. Times are in the summary alone, so that a run which
-was killed and resumed ends with exactly the lines of one that was not.
+was killed and resumed ends with exactly the lines of one that was not. Of several processes that
+train one run, only the first has the directory.
 """
 
 import importlib.metadata
@@ -12,22 +13,26 @@ import os
 import platform
 import subprocess
 import time
+import tomllib
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
+import numpy as np
 
 import fedda
-from fedda import api, simulate, tasks, tree
+from fedda import api, devices, processes, simulate, tasks, tree
 from fedda import config as configs
 from fedda.api import Result
-from fedda.checkpoint import Checkpoints
 from fedda.config import Config
 from fedda.errors import InputError
 from fedda.files import read_rows, write_whole
 from fedda.simulate import Row
+
+if TYPE_CHECKING:
+    from fedda.checkpoint import Checkpoints  # imported late, for Orbax takes its time
 
 PACKAGES = ("jax", "jaxlib", "flax", "numpy", "orbax-checkpoint")
 
@@ -50,6 +55,13 @@ def run(
     config: Config, directory: Path, on_progress: Callable[[Progress], None] | None = None
 ) -> Outcome:
     """Trains one configuration in a new directory."""
+    prepared = processes.agreed(lambda: _begin(config, directory))
+    return _run(config, *prepared, directory, on_progress, resume=False)
+
+
+def _begin(config: Config, directory: Path) -> "Prepared":
+    if not processes.is_first():
+        return prepare(config)
     if directory.exists() and not directory.is_dir():
         raise InputError(f"{directory} is a file. Give another --out.")
     # A kill in the first moment leaves nothing but a hidden part of a file.
@@ -58,10 +70,10 @@ def run(
             f"{directory} is not empty. Give another --out, or continue that run with "
             f"fedda run --resume {directory}"
         )
-    prepared = _prepare(config)  # before anything is written: it may be refused
+    prepared = prepare(config)  # before anything is written: it may be refused
     directory.mkdir(parents=True, exist_ok=True)
     write_whole(directory / "config.toml", configs.dump(config))
-    return _run(config, *prepared, directory, on_progress, resume=False)
+    return prepared
 
 
 def resume(
@@ -73,10 +85,8 @@ def resume(
 
     `changes` may repeat the run's settings but not change them.
     """
-    path = directory / "config.toml"
-    if not path.exists():
-        raise InputError(f"{directory} is not a run directory: it has no config.toml.")
-    config = configs.resolve(configs.read(path))
+    text = processes.from_first(lambda: _config_of(directory).encode()).decode()
+    config = configs.resolve(tomllib.loads(text))
     ours = config.flat()
     for name, value in (changes or {}).items():
         if name not in ours or ours[name] != value:
@@ -84,10 +94,25 @@ def resume(
                 f"{directory} is a run with {name} = {ours.get(name)!r}, got {value!r}. A resumed "
                 "run keeps its configuration: start a new one with another --out."
             )
-    return _run(config, *_prepare(config), directory, on_progress, resume=True)
+    prepared = processes.agreed(lambda: prepare(config))
+    return _run(config, *prepared, directory, on_progress, resume=True)
 
 
-def _prepare(config: Config) -> tuple[tasks.Problem, simulate.Setup, Any]:
+def _config_of(directory: Path) -> str:
+    path = directory / "config.toml"
+    if not path.exists():
+        raise InputError(f"{directory} is not a run directory: it has no config.toml.")
+    return configs.dump(configs.resolve(configs.read(path)))
+
+
+class Prepared(NamedTuple):
+    problem: tasks.Problem
+    setup: simulate.Setup
+    hp: Any
+
+
+def prepare(config: Config) -> Prepared:
+    """Loads what a configuration names, and checks all of it."""
     problem = tasks.load(config)
     setup, hyper = api.prepare(
         config.algorithm,
@@ -104,18 +129,18 @@ def _prepare(config: Config) -> tuple[tasks.Problem, simulate.Setup, Any]:
         stabilise=config.stabilise,
         eval_every=config.eval_every,
         chunk=config.chunk or None,
-        devices=config.devices,
+        devices=config.devices or None,
         memory_gb=config.memory_gb,
         sampling=config.sampling,
         reduction=problem.reduction,
         **config.chosen,
     )
     api.check_seed(config.seed)
-    return problem, setup, api.traced(hyper, problem.model)
+    return Prepared(problem, setup, api.traced(hyper, problem.model))
 
 
 class _Before(NamedTuple):
-    """What earlier processes did of a run."""
+    """What was done of a run before this process, or these processes, took it up."""
 
     round: int = 0
     run: simulate.Run | None = None
@@ -125,14 +150,12 @@ class _Before(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def _before(
-    setup: simulate.Setup, hp: Any, seed: int, directory: Path, checkpoints: Checkpoints
-) -> _Before:
-    """Reads back the newest whole checkpoint, and cuts the metrics to what it has seen."""
+def _read_back(start: simulate.Run, directory: Path, checkpoints: "Checkpoints") -> _Before:
+    """Reads the newest whole checkpoint, and cuts the metrics to what it has seen."""
     log_path = directory / "metrics.jsonl"
     written = read_rows(log_path)
     notes = ["cut metrics.jsonl after its last whole line"] if written.rest else []
-    found, damaged = checkpoints.newest_whole(simulate.start(setup, hp, [seed]), written.size)
+    found, damaged = checkpoints.newest_whole(start, written.size)
     before, size = _Before(), 0
     if found is not None:
         history = tuple(row for row in written.rows if row["round"] <= found.round)
@@ -143,6 +166,25 @@ def _before(
         log.truncate(size)
     notes += [*damaged, f"continued from round {before.round}"]
     return before._replace(notes=tuple(notes))
+
+
+def _before(start: simulate.Run, directory: Path, checkpoints: "Checkpoints | None") -> _Before:
+    """What the first process reads back, in all of them."""
+    before = processes.agreed(
+        lambda: _read_back(start, directory, checkpoints) if checkpoints else _Before()
+    )
+    if jax.process_count() == 1:
+        return before
+    own = [np.asarray(leaf) for leaf in jax.tree.leaves(before.run)]
+    words = before._replace(run=[leaf.shape for leaf in own])  # type: ignore[arg-type]
+    told = json.loads(processes.from_first(lambda: json.dumps(words._asdict()).encode()))
+    like, structure = jax.tree.flatten(start)
+    leaves = []
+    for number, shape in enumerate(told.pop("run")):
+        data = processes.from_first(own[number].tobytes if own else bytes)
+        leaves.append(np.frombuffer(data, like[number].dtype).reshape(shape))
+    run = jax.tree.unflatten(structure, leaves) if leaves else None
+    return _Before(**told)._replace(run=run)
 
 
 def _run(
@@ -156,8 +198,10 @@ def _run(
 ) -> Outcome:
     started, compiled = time.perf_counter(), compile_seconds()
     metric = problem.metrics[0].__name__
-    checkpoints = Checkpoints(directory / "checkpoints")
-    before = _before(setup, hp, config.seed, directory, checkpoints) if resume else _Before()
+    first, checkpoints, before = processes.is_first(), None, _Before()
+    if resume:
+        checkpoints = _checkpoints(directory) if first else None
+        before = _before(simulate.start(setup, hp, [config.seed]), directory, checkpoints)
     history, final = list(before.history), before.run
 
     def seconds() -> dict[str, float]:
@@ -165,24 +209,27 @@ def _run(
         return {"total": before.total + total, "compile": before.compile + compiling}
 
     evaluations = 0
-    with open(directory / "metrics.jsonl", "ab") as log:
+    with open(directory / "metrics.jsonl" if first else os.devnull, "ab") as log:
         for evaluation in simulate.train(setup, hp, [config.seed], before.round, before.run):
             row = {name: _json_number(value) for name, value in evaluation.row.items()}
             log.write(json.dumps(row, allow_nan=False).encode() + b"\n")
             history.append(row)
             evaluations += 1
-            if evaluations % config.checkpoint_every == 0 or evaluation.round == config.rounds:
+            due = evaluations % config.checkpoint_every == 0 or evaluation.round == config.rounds
+            if due and first:
                 log.flush()
                 os.fsync(log.fileno())
                 numbers = {"metrics_bytes": log.tell(), "seconds": seconds()}
+                checkpoints = checkpoints or _checkpoints(directory)
                 checkpoints.save(evaluation.round, evaluation.run, numbers)
             log.flush()
             if on_progress is not None:
                 on_progress(Progress(row, config.rounds, metric))
             final = evaluation.run
-    checkpoints.close()
+    if checkpoints is not None:
+        checkpoints.close()
     assert final is not None  # a run has at least one round, so an evaluation or a checkpoint
-    last = history[-1]
+    last, mesh = history[-1], setup.layout.mesh
     summary = {
         "algorithm": config.algorithm,
         "task": config.task,
@@ -196,19 +243,36 @@ def _run(
         "seconds": seconds(),
         **{name: last[name] for name in simulate.TOTALS},
         "device": device(),
+        "devices": 1 if mesh is None else mesh.size,  # that were used
+        "processes": jax.process_count(),
         "versions": versions(),
         "commit": commit(),
     }
     summary_path = directory / "summary.json"
-    if before.round == config.rounds and summary_path.exists():
-        summary = json.loads(summary_path.read_text())  # it names the versions that did the work
-    else:
+
+    def finish() -> None:
+        nonlocal summary
+        if not first:
+            return
+        if before.round == config.rounds and summary_path.exists():
+            summary = json.loads(summary_path.read_text())  # of the versions that did the work
+            return
         if problem.final is not None:
-            whole = simulate.evaluate_blocks(setup.task, final.state.params, problem.final())
+            params = devices.here(final.state.params)
+            whole = simulate.evaluate_blocks(setup.task, params, problem.final())
             summary["whole_test_set"] = {k: _json_number(v) for k, v in whole.items()}
             summary["seconds"] = seconds()
         write_whole(summary_path, json.dumps(summary, indent=2) + "\n")
+
+    processes.agreed(finish)
     return Outcome(Result(final.state, history), summary, list(before.notes))
+
+
+def _checkpoints(directory: Path) -> "Checkpoints":
+    """Loads Orbax, which takes long, only when a checkpoint is read or written."""
+    from fedda.checkpoint import Checkpoints
+
+    return Checkpoints(directory / "checkpoints")
 
 
 def _json_number(value: Any) -> Any:

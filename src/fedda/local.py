@@ -16,12 +16,17 @@ Carry = TypeVar("Carry")
 
 
 def steps(
-    step: Callable[[Carry, Batch], tuple[Carry, Seen]], start: Carry, batches: Batches
+    step: Callable[[Carry, Batch], tuple[Carry, Seen]],
+    start: Carry,
+    batches: Batches,
+    perhaps_none: bool = False,
 ) -> tuple[Carry, Seen]:
     """Takes `step` on one batch after another and adds up what was seen.
 
     Where clients take unequal numbers of steps, `vmap` turns the loop into one that runs as long as
-    the longest of them and freezes those that are done.
+    the longest of them and freezes those that are done. The first step stands before the loop:
+    there all clients still have the server's model, so that `vmap` computes with one model instead
+    of a copy for each. Only if there is `perhaps_none` to take is it in the loop too.
     """
 
     def body(number: Array, loop: tuple[Carry, Seen]) -> tuple[Carry, Seen]:
@@ -29,8 +34,10 @@ def steps(
         carry, more = step(carry, batches.at(number))
         return carry, tree.add(seen, more)
 
-    zero = jnp.zeros(())
-    return lax.fori_loop(0, batches.steps, body, (start, Seen(zero, zero)))
+    if perhaps_none:
+        nothing = Seen(jnp.zeros(()), jnp.zeros(()))
+        return lax.fori_loop(0, batches.steps, body, (start, nothing))
+    return lax.fori_loop(1, batches.steps, body, step(start, batches.at(jnp.int32(0))))
 
 
 class Weighted(NamedTuple):

@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax, random
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from fedda import core, tree
-from fedda.cohort import Layout, Sampler, draw_cohort, sum_over_clients
+from fedda.cohort import Layout, Sampler, arrange, draw_cohort, sum_over_clients
 from fedda.core import Algorithm
 from fedda.data.feed import Block, Feed
-from fedda.data.shards import Shards
+from fedda.data.shards import Shards, num_rows, take_rows
+from fedda.devices import everywhere
 from fedda.memory import HostMemory
 from fedda.models import Model
 from fedda.task import Plan, Task
@@ -144,11 +145,28 @@ def segment(
     return (jax.vmap(one) if together else one)(hp, run, key, cohorts, slots)
 
 
-@partial(jax.jit, static_argnames=("task", "together"))
-def evaluate(task: Task, together: bool, params: PyTree, x: Any, y: Any) -> dict[str, Array]:
-    if together:
-        return jax.vmap(lambda params: task.evaluate(params, x, y))(params)
-    return task.evaluate(params, x, y)
+@partial(jax.jit, static_argnames=("task", "together", "mesh"))
+def evaluate(
+    task: Task, together: bool, params: PyTree, x: Any, y: Any, mesh: Mesh | None = None
+) -> dict[str, Array]:
+    """The loss and the metrics on a set of which every device of a mesh takes its share."""
+    share = num_rows(y) if mesh is None else -(-num_rows(y) // mesh.size)
+
+    def part(params: PyTree, x: Any, y: Any) -> dict[str, tuple[Array, Array]]:
+        first = lax.axis_index("clients").astype(jnp.result_type(int)) * share
+        rows = jnp.minimum(first + jnp.arange(share), num_rows(y) - 1)
+        mine = jnp.clip(num_rows(y) - first, 0, share)
+        x, y = take_rows((x, y), rows)
+        return lax.psum(task.sums(params, x, y, mine), "clients")
+
+    def one(params: PyTree) -> dict[str, Array]:
+        if mesh is None:
+            return task.evaluate(params, x, y)
+        whole = PartitionSpec()
+        spread = jax.shard_map(part, mesh=mesh, in_specs=whole, out_specs=whole, check_vma=False)
+        return {name: above / below for name, (above, below) in spread(params, x, y).items()}
+
+    return (jax.vmap(one) if together else one)(params)
 
 
 @partial(jax.jit, static_argnames=("task",))
@@ -182,10 +200,9 @@ def train(
     if run is None:
         run = start(setup, hp, seeds)
     if layout.mesh is not None:  # placed once: else every segment would move and recompile
-        everywhere = NamedSharding(layout.mesh, PartitionSpec())
         on_host = run.memory if setup.host_rounds else None
         run = run._replace(memory=()) if setup.host_rounds else run
-        hp, key, run = jax.device_put((hp, key, run), everywhere)
+        hp, key, run = everywhere((hp, key, run), layout.mesh)
         run = run._replace(memory=on_host) if setup.host_rounds else run
     one = (hp, run.state.params)
     if together:
@@ -197,7 +214,7 @@ def train(
     def row(number: int, run: Run, tally: Tally | None) -> Row:
         values: Row = {"train_loss": np.nan if tally is None else tally.loss / tally.rounds}
         if setup.test is not None:
-            tests = evaluate(task, together, run.state.params, *setup.test)
+            tests = evaluate(task, together, run.state.params, *setup.test, mesh=layout.mesh)
             values |= {name: tests[name] for name in task.measures}
         totals = (number * sent.down, number * sent.up, run.nonfinite, run.skipped)
         values |= dict(zip(TOTALS, totals, strict=True))
@@ -271,12 +288,13 @@ def host_work(setup: Setup, seeds: Sequence[int], first: int = 0) -> Iterator[Sp
     """The rounds from `first`, cut at evaluations and at the switch, with what they need."""
     switch = setup.rounds - setup.stabilise
     shards, mesh = setup.shards, setup.layout.mesh
+    count = np.asarray(shards.count)
     # The rounds of one program at most: a size that does not depend on how many are asked for.
     width = longest = min(setup.eval_every, LONGEST)
     if isinstance(shards, Feed):
         width = longest = min(width, shards.rounds(len(seeds) * setup.cohort))
     elif mesh is not None:
-        shards = jax.device_put(shards, NamedSharding(mesh, PartitionSpec()))
+        shards = everywhere(shards, mesh)
     if setup.host_rounds is not None:
         longest = min(width, setup.host_rounds)
     while first < setup.rounds:
@@ -287,15 +305,14 @@ def host_work(setup: Setup, seeds: Sequence[int], first: int = 0) -> Iterator[Sp
         cohorts = np.zeros((len(seeds), width, setup.cohort), np.int32)
         for i, seed in enumerate(seeds):
             for number in range(first, last):
-                cohorts[i, number - first] = setup.sample(
-                    seed, number, shards.num_clients, setup.cohort
-                )
+                drawn = setup.sample(seed, number, shards.num_clients, setup.cohort)
+                cohorts[i, number - first] = arrange(drawn, count, mesh.size if mesh else 1)
         here = shards
         if isinstance(shards, Feed):
             asked = np.unique(cohorts[:, : last - first])
             here = shards.gather(asked, slots=len(seeds) * width * setup.cohort)
             if mesh is not None:
-                here = jax.device_put(here, NamedSharding(mesh, PartitionSpec()))
+                here = everywhere(here, mesh)
         assert isinstance(here, Shards)
         yield Span(first, last, cohorts, here)
         first = last

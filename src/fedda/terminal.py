@@ -3,8 +3,10 @@
 Results go to standard output; what a person reads meanwhile goes to standard error.
 """
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
@@ -29,3 +31,8 @@ def interruptible(hint: str) -> Iterator[None]:
     except KeyboardInterrupt:
         err.print(escape(f"Interrupted. {hint}"), soft_wrap=True)
         raise SystemExit(130) from None
+
+
+def new_directory(name: str) -> Path:
+    """Where results go if nobody says where."""
+    return Path("runs") / f"{time.strftime('%Y-%m-%dT%H-%M-%S')}-{name}"

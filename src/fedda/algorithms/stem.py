@@ -111,7 +111,7 @@ def work(
 
     first, batches = start.time == 0, task.batches(shard, key)
     batches = replace(batches, steps=jnp.where(first, 0, batches.steps))
-    end = local.steps(step, start, batches)
+    end = local.steps(step, start, batches, perhaps_none=True)
     # A loop, since a choice between two results would compute both where runs train together.
     (x, direction, time), seen = lax.fori_loop(0, first.astype("int32"), begin, end)
     upload = Point(tree.sub(x, start.x), direction, time - start.time)

@@ -1,10 +1,10 @@
 """The data sets on this machine: fetched or imported once, found by name, never read when stale."""
 
-import hashlib
 import json
 import logging
 import os
 import re
+import shlex
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -12,9 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from fedda.data import archives, fetch, store
-from fedda.data.catalogue import DATASETS, Dataset
-from fedda.data.readers import table
+from fedda.data import archives, fetch, layouts, store
+from fedda.data.catalogue import DATASETS
 from fedda.data.store import Client, Rows, Source, Stale, Store
 from fedda.errors import InputError, unknown
 
@@ -23,6 +22,7 @@ Track = Callable[[str], fetch.Progress]  # makes, for each file, what its downlo
 
 _DOWNLOADS = "downloads"  # a folder beside the stores
 _NAME = re.compile(rf"(?!{_DOWNLOADS}$)\w[\w.-]*")
+_OPTIONS = {"client": "--client", "label": "--label", "features": "--feature"}  # of the command
 _log = logging.getLogger(__name__)
 
 
@@ -68,26 +68,24 @@ def look(name: str) -> State:
         opened = store.open_store(path)
     except Stale as stale:
         return State(None, str(stale), origin)
-    now = _fingerprint(Path(origin["path"])) if "path" in origin else None
+    now = layouts.fingerprint(name, Path(origin["path"])) if "path" in origin else None
     if now not in (None, origin.get("fingerprint")):
         return State(None, f"the files in {origin['path']} have changed", origin)
     return State(opened, "", origin)
 
 
-def open_dataset(name: str, tell: Tell = _log.info) -> Store:
+def open_dataset(name: str) -> Store:
     """Opens a data set; one that is stale is imported anew if the files it came from are there."""
     opened, problem, origin = look(name)
     if opened is not None:
         return opened
     if not problem:
-        if name not in DATASETS:
-            raise unknown("data set", name, names())
-        what = DATASETS[name].description
-        raise InputError(f"the data set {name} ({what}) is not here yet. {_advice(name)}")
+        raise _absent(name)
     path = origin.get("path")
-    if path is not None and _fingerprint(Path(path)) is not None:
-        tell(f"{name} is imported anew: {problem}")
-        return import_files(name, Path(path), tell, **origin.get("options", {}))
+    if path is not None and layouts.fingerprint(name, Path(path)) is not None:
+        # A warning, which Python prints even if nobody has set up logging: results may change.
+        _log.warning("%s is imported anew from %s: %s", name, path, problem)
+        return import_files(name, Path(path), **origin.get("options", {}))
     gone = f" and the files it came from are no longer in {path}" if path else ""
     raise InputError(f"the data set {name} cannot be used: {problem}{gone}. {_advice(name)}")
 
@@ -125,26 +123,33 @@ def import_files(name: str, path: Path, tell: Tell = _log.info, **options: Any) 
     A name that is not in `DATASETS` is a federation of the user's own, read as a table; `options`
     are the names of its columns.
     """
-    dataset = DATASETS.get(name, Dataset("a federation of your own", (table,)))
     target, path = _place(name), path.expanduser().absolute()
     if name in DATASETS and options:
         raise InputError(
             f"columns are named for a federation of your own; the files of {name} say themselves "
-            f"what they hold. Leave out: {', '.join(options)}."
+            f"what they hold. Leave out: {', '.join(_OPTIONS.get(each, each) for each in options)}."
         )
     if target.exists() and not _origin(target):
         raise InputError(
             f"{target} would be replaced, but holds files that are not of a data set of fedda. "
             "Move them away, or let FEDDA_DATA name another folder for the data sets."
         )
-    fingerprint = _fingerprint(path)  # before reading: a change meanwhile makes the store stale
+    if not path.exists():
+        raise InputError(
+            f"there are no files at {path}. Give the path of a file, a folder or an archive that "
+            "is there; a relative one begins at the folder you are in."
+        )
+    if found := layouts.match(name, path):
+        _, path = found  # what else lies around it does not belong to the data set
+    # Before reading: a change meanwhile makes the store stale.
+    fingerprint = layouts.fingerprint(name, path)
     if fingerprint is None:
-        raise InputError(f"there are no files at {path}.")
+        raise layouts.misfit(name, path)
     root().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{name}-unpacked-", dir=root()) as work:
-        reader, found = _found(name, dataset, path, Path(work), tell)
-        tell(f"reading {found.name}")
-        source: Source = reader.read(found, name, **options)
+        reader, place = _unpacked(name, path, Path(work), tell)
+        tell(f"reading {place.name}")
+        source: Source = reader.read(place, name, **options)
         origin = {
             "reader": reader.__name__.rpartition(".")[2],
             "path": str(path),
@@ -159,10 +164,26 @@ def verify(name: str) -> list[str]:
     """Reads every byte of a store and names its files. Raises `Stale` if one byte is wrong."""
     path = _place(name)
     if not path.exists():
-        raise InputError(f"the data set {name} is not here. {_advice(name)}")
+        raise _absent(name)
     opened = store.open_store(path)  # says it better if a file is missing
     store.verify(path)
     return list(opened.meta["files"])
+
+
+def repair(name: str) -> str:
+    """What replaces a store that is not as it was written."""
+    target = _place(name)
+    origin = _origin(target)
+    if not origin:  # an import would take it for something else
+        return f"Delete {target}. {_advice(name)}"
+    path = origin.get("path")
+    if path is None or layouts.fingerprint(name, Path(path)) is None:
+        return _advice(name)
+    words = ["fedda", "data", "import", name, path]
+    for option, value in origin.get("options", {}).items():
+        for each in [value] if isinstance(value, str) else value:
+            words += [_OPTIONS[option], each]
+    return f"Import it again, which replaces it: {shlex.join(words)}"
 
 
 def _place(name: str) -> Path:
@@ -174,6 +195,13 @@ def _place(name: str) -> Path:
     return root() / name
 
 
+def _absent(name: str) -> InputError:
+    if name not in DATASETS:
+        return unknown("data set", name, names())
+    what = DATASETS[name].description
+    return InputError(f"the data set {name} ({what}) is not here yet. {_advice(name)}")
+
+
 def _advice(name: str) -> str:
     if name not in DATASETS:
         return f"Import it: fedda data import {name} PATH"
@@ -182,38 +210,19 @@ def _advice(name: str) -> str:
     return f"Get it with: fedda data fetch {name}, or, from files: fedda data import {name} PATH"
 
 
-def _found(
-    name: str, dataset: Dataset, path: Path, work: Path, tell: Tell
-) -> tuple[ModuleType, Path]:
+def _unpacked(name: str, path: Path, work: Path, tell: Tell) -> tuple[ModuleType, Path]:
     """The reader of some files and where they are, which is in `work` if they were unpacked."""
-    packed = [path] if archives.is_archive(path) else []
-    if not packed and path.is_dir() and not _match(name, dataset, path):
-        expected = [path / fetch.file_name(url) for url, _ in dataset.downloads]
-        packed = [file for file in expected if archives.is_archive(file)]
     place = path
-    if packed:
+    if packed := layouts.packed(name, path):
         # Named as the archive is: a reader may take a folder's name for a part of an id.
         place = work / (path.name.partition(".")[0] or name)
         for archive in packed:
-            archives.unpack(archive, place, dataset.unpacked_limit, _bytes_told(archive, tell))
-    found = _match(name, dataset, place)
+            limit = layouts.dataset(name).unpacked_limit
+            archives.unpack(archive, place, limit, _bytes_told(archive, tell))
+    found = layouts.match(name, place)
     if found is None:
-        layouts = "".join(f"\n- {reader.LAYOUT}" for reader in dataset.readers)
-        known = "" if name in DATASETS else f" (the data sets known are {', '.join(DATASETS)})"
-        raise InputError(f"{path} does not hold {name}{known}. Expected{layouts}")
+        raise layouts.misfit(name, path)
     return found
-
-
-def _match(name: str, dataset: Dataset, place: Path) -> tuple[ModuleType, Path] | None:
-    """Looks in a folder, and in what is alone in it, as after unpacking."""
-    while True:
-        for reader in dataset.readers:
-            if reader.finds(place, name):
-                return reader, place
-        inner = list(place.glob("[!._]*")) if place.is_dir() else []
-        if len(inner) != 1:
-            return None
-        (place,) = inner
 
 
 def _origin(path: Path) -> dict[str, Any]:
@@ -223,17 +232,6 @@ def _origin(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError):
         return {}
     return origin if isinstance(origin, dict) else {}
-
-
-def _fingerprint(path: Path) -> str | None:
-    """Tells one state of some files from another by names, sizes and times; None: no files."""
-    facts = []
-    for file in [path] if path.is_file() else sorted(path.rglob("*")):
-        name = file.relative_to(path)
-        if file.is_file() and not any(part.startswith(".") for part in name.parts):
-            about = file.stat()
-            facts.append([str(name), about.st_size, about.st_mtime_ns])
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest() if facts else None
 
 
 def _told(split: str, clients: Iterable[Client], tell: Tell) -> Iterator[Client]:

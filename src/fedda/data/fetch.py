@@ -26,7 +26,7 @@ _CHUNK = 1 << 16
 def download(
     url: str,
     into: Path,
-    checksum: str | None = None,
+    checksum: str,
     progress: Progress = lambda done, total: None,
     timeout: float = 30.0,
 ) -> Path:
@@ -36,11 +36,11 @@ def download(
     """
     name = file_name(url)
     target, part = into / name, into / f"{name}.part"
-    if target.exists() and (checksum is None or _digest(target, checksum) == checksum):
+    if target.exists() and _digest(target, checksum) == checksum:
         return target
     into.mkdir(parents=True, exist_ok=True)
-    _fill(part, url, checksum is not None, progress, timeout)
-    if checksum is not None and (found := _digest(part, checksum)) != checksum:
+    _fill(part, url, progress, timeout)
+    if (found := _digest(part, checksum)) != checksum:
         _forget(part)
         raise InputError(
             f"{url} is not the file expected: its checksum is {found} instead of {checksum}. "
@@ -70,12 +70,12 @@ def mirrored(url: str, base: str) -> str:
     return f"{base.rstrip('/')}/{file_name(url)}"
 
 
-def _fill(part: Path, url: str, checked: bool, progress: Progress, timeout: float) -> None:
-    """Downloads to the end, from where `part` ends if that can be told to be the same file."""
+def _fill(part: Path, url: str, progress: Progress, timeout: float) -> None:
+    """Downloads to the end, from where `part` ends: the checksum tells if the halves fit."""
     have = part.stat().st_size if part.exists() else 0
     version = _seen_version(part, url)
     headers = {"Accept-Encoding": "identity"}  # so that bytes of the file are counted
-    if have and (version or checked):  # without either, halves of two files could be joined
+    if have:
         headers["Range"] = f"bytes={have}-"
         if version:
             headers["If-Range"] = version
@@ -89,7 +89,7 @@ def _fill(part: Path, url: str, checked: bool, progress: Progress, timeout: floa
         if _range(error.headers)[1] == have:
             return
         _forget(part)
-        return _fill(part, url, checked, progress, timeout)
+        return _fill(part, url, progress, timeout)
     with response:
         if response.status == 206:
             begin, total = _range(response.headers)
@@ -97,7 +97,7 @@ def _fill(part: Path, url: str, checked: bool, progress: Progress, timeout: floa
                 if "Range" not in headers:
                     raise _failed(url, "the server sent a part of the file instead of all of it")
                 _forget(part)
-                return _fill(part, url, checked, progress, timeout)
+                return _fill(part, url, progress, timeout)
         else:
             length = response.headers.get("Content-Length", "")
             have, total = 0, int(length) if length.isdecimal() else None

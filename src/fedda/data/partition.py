@@ -47,20 +47,17 @@ def split(
     clients: int,
     seed: int,
     coarse: Labels | None = None,
-    users: npt.NDArray[Any] | None = None,
 ) -> list[Rows]:
-    """The partition that `text` asks for; `user` has one client per id, whatever `clients` says."""
+    """The partition that `text` asks for, of examples that belong to nobody yet."""
     match parse(text):
         case Partition("dirichlet", float(alpha)):
             return dirichlet(labels, clients, alpha, seed)
         case Partition("pachinko", float(alpha)):
             if coarse is None:
-                raise InputError(_unsupported(text, "coarse labels"))
+                raise _unsupported(text, "this data set has no coarse labels")
             return pachinko(coarse, labels, clients, None, seed, coarse_alpha=alpha)
         case Partition("user"):
-            if users is None:
-                raise InputError(_unsupported(text, "user ids"))
-            return by_user(users)
+            raise _unsupported(text, "user is for data sets that name their own clients")
         case _:
             return iid(len(labels), clients, seed)
 
@@ -155,12 +152,6 @@ def pachinko(
     return _rows_of(owner, clients)
 
 
-def by_user(user_ids: npt.NDArray[Any]) -> list[Rows]:
-    """One client per distinct id, in the order of np.unique(user_ids)."""
-    ids, owner = np.unique(user_ids, return_inverse=True)
-    return _rows_of(owner, len(ids))
-
-
 def _rows_of(owner: npt.NDArray[np.int64], clients: int) -> list[Rows]:
     """The ascending rows of each client, given each row's client (or -1 for nobody's)."""
     rows = np.argsort(owner, kind="stable")
@@ -205,8 +196,8 @@ def _positive(alpha: float | str) -> float:
     return value
 
 
-def _unsupported(text: str, missing: str) -> str:
-    return (
+def _unsupported(text: str, why: str) -> InputError:
+    return InputError(
         f"partition must be one that the data set allows, got {text!r} "
-        f"(this data set has no {missing}; use iid or dirichlet:ALPHA)"
+        f"({why}; use iid or dirichlet:ALPHA)"
     )

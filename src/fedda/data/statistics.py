@@ -5,7 +5,6 @@ from typing import NamedTuple
 import numpy as np
 
 from fedda.data.shards import Ragged, Shards
-from fedda.errors import InputError
 
 _BLOCK = 2**22  # entries of a histogram worked on at once: 32 MB a temporary array
 
@@ -31,11 +30,6 @@ def describe(count: np.ndarray, histogram: np.ndarray | None) -> Statistics:
 
     An example may have no label or several, so the histogram need not sum to the counts.
     """
-    if count.ndim != 1 or not len(count) or count.min() < 0:
-        raise InputError(
-            f"got examples of clients of shape {count.shape}, expected one number, 0 or more, for "
-            "each of at least one client."
-        )
     sizes = (
         len(count),
         int(count.sum(dtype=np.int64)),
@@ -45,16 +39,10 @@ def describe(count: np.ndarray, histogram: np.ndarray | None) -> Statistics:
     )
     if histogram is None:
         return Statistics(*sizes, None, None, None)
-    if histogram.ndim != 2 or len(histogram) != len(count) or not histogram.shape[1]:
-        raise InputError(
-            f"got a histogram of shape {histogram.shape}, expected [{len(count)} clients, labels]."
-        )
     step = max(1, _BLOCK // histogram.shape[1])
     holders, distinct, entropy = 0, 0, 0.0
     for begin in range(0, len(count), step):
         block = histogram[begin : begin + step]
-        if block.min() < 0:
-            raise InputError(f"got {block.min()} labels in a histogram, expected 0 or more.")
         holders += int(block.any(axis=1).sum())
         distinct += int(np.count_nonzero(block))
         entropy += float(_entropy(block).sum())

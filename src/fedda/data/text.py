@@ -61,8 +61,8 @@ def source(
     def vocabularies() -> tuple[Sequence[str], Sequence[str]]:
         counted = _count(splits["train"]()) if words is None or tags is None else ([], [])
         return (
-            _ranked("word", counted[0] if words is None else words),
-            _ranked("tag", counted[1] if tags is None else tags),
+            one_line_each("word", (counted[0] if words is None else words)[:KNOWN]),
+            one_line_each("tag", (counted[1] if tags is None else tags)[:KNOWN]),
         )
 
     def clients(users: Users) -> Iterator[Client]:
@@ -79,6 +79,14 @@ def source(
         }
 
     return Source({name: clients(users) for name, users in splits.items()}, texts, about)
+
+
+def one_line_each(kind: str, texts: Sequence[str]) -> Sequence[str]:
+    """The same texts, which `splitlines` will find again in a file that has one a line."""
+    for each in texts:
+        if each.encode(errors="ignore").decode().splitlines() != [each]:
+            raise InputError(f"the {kind} {each!r} is not one line of UTF-8. Correct the data.")
+    return texts
 
 
 def tokens(markup: str) -> str:
@@ -156,14 +164,6 @@ def _count(users: Iterable[tuple[str, list[Post]]]) -> tuple[list[str], list[str
 def _by_rank(counts: Mapping[str, int]) -> list[str]:
     """The most frequent first; equally frequent ones by their text, whatever order they came in."""
     return sorted(counts, key=lambda each: (-counts[each], each))
-
-
-def _ranked(kind: str, vocabulary: Sequence[str]) -> Sequence[str]:
-    """Those that have a rank of their own. Each is a line of a text file, so it must be one."""
-    for each in vocabulary[:KNOWN]:
-        if each.encode(errors="ignore").decode().splitlines() != [each]:
-            raise InputError(f"the {kind} {each!r} is not one line of UTF-8. Correct the data.")
-    return vocabulary[:KNOWN]
 
 
 def _words(posts: list[Post], rank: Mapping[str, int]) -> Rows:

@@ -45,12 +45,14 @@ def patches_conv(
         for shift in _shifts(band, 2, width, window_strides[1])
     ]
     patches = jnp.concatenate(shifted, axis=-1)
-    return jnp.matmul(
-        patches,
-        kernel.reshape(height * width * channels, features),
+    # One axis of rows: over several, the gradient of the kernel would need a transposed copy.
+    outputs = jnp.matmul(
+        patches.reshape(-1, height * width * channels),
+        kernel.reshape(-1, features),
         precision=precision,
         preferred_element_type=preferred_element_type,
     )
+    return outputs.reshape(*patches.shape[:-1], features)
 
 
 def max_pool(inputs: Array, size: int = 2) -> Array:

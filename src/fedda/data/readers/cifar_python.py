@@ -1,5 +1,6 @@
 """CIFAR-100 as its authors publish it for Python: one pickle of all images for each split."""
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,29 +11,50 @@ from fedda.data.readers import plain_pickle
 from fedda.data.store import Client, Source
 from fedda.errors import InputError
 
-LAYOUT = "CIFAR-100 for Python: a folder cifar-100-python with the files train and test"
-
 FOLDER = "cifar-100-python"
-SPLITS = ("train", "test")
+MD5 = {  # of the files in the authors' archive
+    "train": "16019d7e3df5f24257cddd939b257f8d",
+    "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
+}
 MOST_BYTES = 10**9  # of a file: the official ones have 155 MB and 31 MB
 _ADVICE = "Unpack cifar-100-python.tar.gz anew."
 CLASSES = {"fine_labels": 100, "coarse_labels": 20}
 
 
-def finds(path: Path, name: str) -> bool:
-    folder = _folder(path)
-    return any(_begins_as_pickle(folder / split) for split in SPLITS)
+def layout(name: str) -> str:
+    return "CIFAR-100 for Python: a folder cifar-100-python with the files train and test"
+
+
+def files(path: Path, name: str) -> list[Path]:
+    return [file for split in MD5 if _begins_as_pickle(file := _folder(path) / split)]
 
 
 def read(path: Path, name: str) -> Source:
+    """Files that are not the official ones are read too: the store says so."""
     folder = _folder(path)
-    for split in SPLITS:
-        if not (folder / split).is_file():
-            raise InputError(f"{folder} has no file {split!r}. Expected {LAYOUT}.")
+    other = []
+    for split, official in MD5.items():
+        file = folder / split
+        if not file.is_file():
+            raise InputError(f"{folder} has no file {split!r}. Expected {layout(name)}.")
+        size = file.stat().st_size
+        if size > MOST_BYTES:
+            raise InputError(f"{file} has {size} bytes, expected at most {MOST_BYTES}. {_ADVICE}")
+        with open(file, "rb") as content:
+            if hashlib.file_digest(content, _md5).hexdigest() != official:
+                other.append(split)
+    which = "Its files are the official ones"
+    if other:
+        which = f"Not byte for byte the official ones: {' and '.join(other)}"
     return Source(
-        {split: _clients(folder / split) for split in SPLITS},
-        words="CIFAR-100 for Python, which knows no clients: all images of a split are one.",
+        {split: _clients(folder / split) for split in MD5},
+        words=f"CIFAR-100 for Python, which knows no clients: all images of a split are one. "
+        f"{which}.",
     )
+
+
+def _md5() -> Any:
+    return hashlib.md5(usedforsecurity=False)  # what the authors publish; it tells, not protects
 
 
 def _folder(path: Path) -> Path:
@@ -47,9 +69,6 @@ def _begins_as_pickle(path: Path) -> bool:
 
 
 def _clients(path: Path) -> Iterator[Client]:
-    size = path.stat().st_size
-    if size > MOST_BYTES:
-        raise InputError(f"{path} has {size} bytes, expected at most {MOST_BYTES}. {_ADVICE}")
     table = plain_pickle.read(path)
     images = table.get("data")
     if not isinstance(images, np.ndarray):

@@ -31,7 +31,7 @@ def load(file: Path, names: Sequence[str]) -> Columns:
         if own.count(name) != 1:
             raise InputError(
                 f"{file} has {'no' if name not in own else 'more than one'} column {name!r}. It "
-                f"has: {', '.join(own)}. Say which of them are the client, the label and features."
+                f"has: {', '.join(own)}. Name those to use with --client, --label and --feature."
             )
     with _parsing(file):
         found = _npz(file, names) if file.suffix == ".npz" else _parquet(file, names)
@@ -58,14 +58,16 @@ def parquet_numbers(file: Path) -> list[str]:
 
 
 def numbers(file: Path, name: str, column: np.ndarray) -> np.ndarray:
-    """Numbers as they are, but float32 instead of longer ones, and bytes instead of bits."""
+    """Numbers of a type that the device has."""
     if column.dtype.kind not in "biuf":
-        raise InputError(f"{file}: column {name!r} holds {column.dtype}, expected numbers.")
+        text = all(isinstance(value, str | bytes) for value in column.ravel()[:1].tolist())
+        raise InputError(
+            f"{file}: column {name!r} holds {'text' if text else column.dtype}, expected numbers. "
+            "Turn it into numbers, or name other columns with --feature."
+        )
     if not column[:1].size and len(column):
         raise InputError(f"{file}: column {name!r} has the shape {column.shape}: nothing in a row.")
-    with np.errstate(over="ignore"):  # becomes infinite, which is refused below
-        if column.dtype.kind == "f" and column.dtype.itemsize > 4:
-            column = column.astype(np.float32)
+    column = narrowed(column)
     if column.dtype.kind == "f":
         wrong = np.argwhere(~np.isfinite(column))
         if len(wrong):
@@ -73,21 +75,35 @@ def numbers(file: Path, name: str, column: np.ndarray) -> np.ndarray:
                 f"{file}: column {name!r} has {column[tuple(wrong[0])]} in row {wrong[0, 0]} (from "
                 "0), expected finite numbers of float32."
             )
-    if column.dtype.kind == "b":
-        return column.astype(np.uint8)
     return column.astype(column.dtype.newbyteorder("="), copy=False)
 
 
+def narrowed(column: np.ndarray) -> np.ndarray:
+    """The same in at most 4 bytes: longer integers would wrap on the device. Bits become floats."""
+    if column.dtype.kind != "b" and column.dtype.itemsize <= 4:
+        return column
+    with np.errstate(over="ignore"):  # becomes infinite, which is refused
+        return column.astype(np.float32)
+
+
 def labels(file: Path, name: str, column: np.ndarray) -> np.ndarray:
-    """Whole numbers are classes, other numbers are for regression, text is told apart later."""
-    if column.ndim != 1:
-        raise InputError(f"{file}: {name!r} has the shape {column.shape}, expected one label each.")
+    """Whole numbers are classes, other numbers are for regression, text is told apart later.
+
+    Only what is for regression may be several numbers an example.
+    """
+    if column.ndim != 1 and (column.ndim, column.dtype.kind) != (2, "f"):
+        raise InputError(
+            f"{file}: the label {name!r} is {column.dtype} of the shape {column.shape}, expected "
+            "one label for each row (or some fractions, for regression). Name another column with "
+            "--label."
+        )
     if column.dtype.kind in "biu":
         wrong = np.flatnonzero((column < 0) | (column >= 2**31))
         if len(wrong):
             raise InputError(
                 f"{file}: the label {name!r} is {column[wrong[0]]} in row {wrong[0]} (from 0), "
-                "expected classes from 0 (or text; or fractions, for regression)."
+                "expected classes from 0 (or text; or fractions, for regression). Name another "
+                "column with --label, or number the classes anew."
             )
         return column.astype(np.int32)
     if column.dtype.kind == "f":
@@ -101,15 +117,21 @@ def clients(file: Path, name: str, column: np.ndarray) -> tuple[list[str], np.nd
         if len(column):
             raise InputError(
                 f"{file}: the client {name!r} holds {column.dtype} of the shape {column.shape}, "
-                "expected text or a whole number for each row."
+                "expected text or a whole number for each row. Name another column with --client."
             )
         return [], np.zeros(0, np.int64)
     ids, owner = np.unique(
         column if column.dtype.kind in "iu" else _texts(file, name, column), return_inverse=True
     )
     names = [str(each) for each in ids.tolist()]
-    if any(not each or "\0" in each for each in names):
-        raise InputError(f"{file}: the client {name!r} is empty text in some row.")
+    for place, each in enumerate(names):
+        if not each or "\0" in each:
+            row = np.flatnonzero(owner == place)[0]
+            what = f"has {each!r}, with the character NUL," if each else "is empty text"
+            raise InputError(
+                f"{file}: the client {name!r} {what} in row {row} (from 0), expected an id for "
+                "every row. Correct the data, or name another column with --client."
+            )
     return names, owner
 
 
@@ -122,7 +144,7 @@ def _texts(file: Path, name: str, column: np.ndarray) -> np.ndarray:
         except (AttributeError, UnicodeError):
             raise InputError(
                 f"{file}: column {name!r} has {value!r} in row {row} (from 0), expected text or "
-                "numbers."
+                "numbers. Correct the data, or name other columns with --client and --label."
             ) from None
     return np.array(values, object)
 

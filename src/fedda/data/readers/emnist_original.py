@@ -18,12 +18,7 @@ import numpy as np
 from fedda.data.readers import matlab
 from fedda.data.readers.matlab import Matrix
 from fedda.data.store import Client, Source
-from fedda.errors import InputError, unknown
-
-LAYOUT = (
-    "EMNIST by its authors: emnist-byclass.mat, or emnist-byclass-train-images-idx3-ubyte(.gz) and "
-    "the three files that go with it (digits instead of byclass for emnist-digits)"
-)
+from fedda.errors import InputError
 
 PARTS = {"emnist": "byclass", "emnist-digits": "digits"}
 CLASSES = {"byclass": 62, "digits": 10}
@@ -32,16 +27,28 @@ MOST_IMAGES = 2_000_000  # of a file: the largest official one has 697,932
 MOST_BYTES = 2 * 10**9  # of a MATLAB file
 DEFLATE = 1032  # the most by which gzip can shrink anything
 WORDS = "EMNIST ({}) by its authors, turned upright and to dark ink on white"
+_ADVICE = "Download or unpack it again."
 
 
-def finds(path: Path, name: str) -> bool:
-    part = PARTS.get(name)
-    return part is not None and bool(_matlab(path, part) or _idx(path, part, "train", "images"))
+def layout(name: str) -> str:
+    part = PARTS[name]
+    return (
+        f"EMNIST by its authors: emnist-{part}.mat, or "
+        f"{_idx_name(part, 'train', 'images')}(.gz) and the three files that go with it"
+    )
+
+
+def files(path: Path, name: str) -> list[Path]:
+    if name not in PARTS:
+        return []
+    part = PARTS[name]
+    if file := _matlab(path, part):
+        return [file]
+    wanted = [_idx(path, part, split, kind) for split in SPLITS for kind in ("images", "labels")]
+    return [file for file in wanted if file is not None]
 
 
 def read(path: Path, name: str) -> Source:
-    if name not in PARTS:
-        raise unknown("data set of EMNIST", name, PARTS)
     part = PARTS[name]
     file = _matlab(path, part)
     if file:
@@ -56,8 +63,8 @@ def read(path: Path, name: str) -> Source:
     return Source(
         {
             split: _everything(
-                _needed(path, part, split, "images"),
-                _needed(path, part, split, "labels"),
+                _needed(path, name, split, "images"),
+                _needed(path, name, split, "labels"),
                 CLASSES[part],
             )
             for split in SPLITS
@@ -82,11 +89,11 @@ def _idx(path: Path, part: str, split: str, kind: str) -> Path | None:
     return next((each for each in places if each.is_file()), None)
 
 
-def _needed(path: Path, part: str, split: str, kind: str) -> Path:
-    file = _idx(path, part, split, kind)
+def _needed(path: Path, name: str, split: str, kind: str) -> Path:
+    file = _idx(path, PARTS[name], split, kind)
     if file is None:
-        name = _idx_name(part, split, kind)
-        raise InputError(f"{path} has no file {name}(.gz). Expected {LAYOUT}.")
+        missing = _idx_name(PARTS[name], split, kind)
+        raise InputError(f"{path} has no file {missing}(.gz). Expected {layout(name)}.")
     return file
 
 
@@ -169,9 +176,9 @@ def _writers(file: Path, dataset: Matrix, split: str, classes: int) -> Iterator[
 
 def _field(file: Path, where: str, record: Matrix, name: str) -> Matrix:
     if not isinstance(record, dict):
-        raise InputError(f"{file}: {where} is missing or no struct. Expected {LAYOUT}.")
+        raise InputError(f"{file}: {where} is missing or no struct. {_ADVICE}")
     if name not in record:
-        raise InputError(f"{file}: {where} has no field {name!r}. Expected {LAYOUT}.")
+        raise InputError(f"{file}: {where} has no field {name!r}. {_ADVICE}")
     return record[name]
 
 

@@ -8,11 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from fedda.data.readers.tff_hdf5 import Arrays, are_bytes, check_id, labels, pixels, stored
+from fedda.data.readers.common import Arrays, are_bytes, check_id, labels, pixels, stored
 from fedda.data.store import Source
 from fedda.errors import InputError
-
-LAYOUT = "LEAF's FEMNIST: a folder with train/*.json and test/*.json, or with all_data_*.json"
 
 _CLASSES = 62
 _SHAPE = (28, 28)
@@ -20,32 +18,38 @@ _PIXELS = 28 * 28
 _ADVICE = "Make it again with LEAF's scripts."
 
 
-def finds(path: Path, name: str) -> bool:
-    return name == "emnist" and any(_files(path).values())
+def layout(name: str) -> str:
+    return "LEAF's FEMNIST: a folder with train/*.json and test/*.json, or with all_data_*.json"
+
+
+def files(path: Path, name: str) -> list[Path]:
+    return list(chain(*_by_split(path).values())) if name == "emnist" else []
 
 
 def read(path: Path, name: str) -> Source:
-    files = _files(path)
-    for split, own in files.items():
+    found = _by_split(path)
+    for split, own in found.items():
         if not own:
-            raise InputError(f"{path} has no files for the split {split!r}. Expected {LAYOUT}.")
+            raise InputError(
+                f"{path} has no files for the split {split!r}. Expected {layout(name)}."
+            )
     words = "FEMNIST from LEAF's JSON files"
     # Parsing takes minutes, so the first file stands for all: one script wrote them.
-    exact = are_bytes(_writers(next(iter(files.values()))[0]))
-    if "all" not in files:
-        splits = {split: _stored(own, exact) for split, own in files.items()}
+    exact = are_bytes(_writers(next(iter(found.values()))[0]))
+    if "all" not in found:
+        splits = {split: _stored(own, exact) for split, own in found.items()}
         return Source(splits, words=f"{words}, in their split.")
     return Source(
         {
-            "train": _part(_stored(files["all"], exact), test=False),
-            "test": _part(_stored(files["all"], exact), test=True),
+            "train": _part(_stored(found["all"], exact), test=False),
+            "test": _part(_stored(found["all"], exact), test=True),
         },
         words=f"{words}, which were not split: the last tenth of every writer's images, and at "
         "least one where there are two, became the test split.",
     )
 
 
-def _files(path: Path) -> dict[str, list[Path]]:
+def _by_split(path: Path) -> dict[str, list[Path]]:
     split = {each: sorted((path / each).glob("*.json")) for each in ("train", "test")}
     if any(split.values()):
         return split
@@ -84,7 +88,8 @@ def _writers(file: Path) -> Iterator[tuple[str, Arrays]]:
         place = f"{file}, user {user!r}: "
         images[user] = _floats(own["x"], f"{place}'x'")
         y = _array(own["y"], f"{place}'y'")
-        targets[user] = labels(y if y.size else y.astype(int), _CLASSES, len(y), f"{place}'y'")
+        y = y if y.size else y.astype(int)
+        targets[user] = labels(y, _CLASSES, len(y), f"{place}'y'", _ADVICE)
     # The script divides by 255, but its documentation speaks of integers.
     integers = any((x > 1).any() for x in images.values())
     for user in list(images):
@@ -95,7 +100,7 @@ def _writers(file: Path) -> Iterator[tuple[str, Arrays]]:
                 f"{place} has both fractions and, as others, values above 1. {_ADVICE}"
             )
         x = x.astype(np.uint8) if integers else x
-        x = pixels(x.reshape(-1, *_SHAPE), _SHAPE, place)
+        x = pixels(x.reshape(-1, *_SHAPE), _SHAPE, place, _ADVICE)
         yield user, {"x": x, "y": targets[user]}
 
 
@@ -142,7 +147,7 @@ def _user_data(file: Path) -> dict[str, Any]:
             f"'user_data' {len(data)} users, expected the same users in each. {_ADVICE}"
         )
     for user, count in zip(users, counts, strict=True):
-        check_id(user, file)
+        check_id(user, file, _ADVICE)
         match data[user]:
             case {"x": list(x), "y": list(y)} if count == len(x) == len(y):
                 pass

@@ -29,8 +29,6 @@ from fedda.data.store import Source
 from fedda.data.text import Post
 from fedda.errors import InputError
 
-LAYOUT = "Posts.xml of a Stack Exchange dump, or a folder with one folder/Posts.xml for each site"
-
 _QUESTION, _ANSWER = 1, 2  # the PostTypeIds that count; wiki pages and the like are passed over
 
 _POSTS = """
@@ -50,14 +48,15 @@ ORDER BY post.site, post.owner, post.id
 """
 
 
-def finds(path: Path, name: str) -> bool:
-    return name == "stackexchange" and bool(_files(path))
+def layout(name: str) -> str:
+    return "Posts.xml of a Stack Exchange dump, or a folder with one folder/Posts.xml for each site"
+
+
+def files(path: Path, name: str) -> list[Path]:
+    return list(_by_site(path).values()) if name == "stackexchange" else []
 
 
 def read(path: Path, name: str) -> Source:
-    files = _files(path)
-    if not files:
-        raise InputError(f"{path} holds no {name} data. Expected {LAYOUT}.")
     database = sqlite3.connect("")  # a nameless file that goes when it is closed
 
     def users(held_out: bool) -> Iterator[tuple[str, list[Post]]]:
@@ -69,12 +68,12 @@ def read(path: Path, name: str) -> Source:
             yield f"{site}:{owner}", [Post(words, tags.split()) for _, _, words, tags in own]
 
     weakref.finalize(users, database.close)  # nobody else knows when the last user was read
-    about = _fill(database, files)
+    about = _fill(database, _by_site(path))
     splits = {"train": partial(users, False), "test": partial(users, True)}
     return text.source(splits, words=None, tags=None, about=about)
 
 
-def _files(path: Path) -> dict[str, Path]:
+def _by_site(path: Path) -> dict[str, Path]:
     """Posts.xml of each site."""
     folder = path.absolute()
     if folder.name == "Posts.xml":
@@ -85,10 +84,10 @@ def _files(path: Path) -> dict[str, Path]:
     return {file.parent.name: file for file in found}
 
 
-def _fill(database: sqlite3.Connection, files: Mapping[str, Path]) -> str:
+def _fill(database: sqlite3.Connection, sites: Mapping[str, Path]) -> str:
     """Puts the examples of all sites into the database, by user. Returns what it did, in words."""
     database.execute(_POSTS)
-    for site, file in files.items():
+    for site, file in sites.items():
         for place, attributes in _rows(file):
             row = _post(attributes, place)
             if row is not None:
@@ -104,7 +103,7 @@ def _fill(database: sqlite3.Connection, files: Mapping[str, Path]) -> str:
     used, owned = count("example"), count("post WHERE owner IS NOT NULL")
     users = count("(SELECT DISTINCT site, owner FROM example)")
     return (
-        f"{used} questions and answers by {users} users of Stack Exchange ({', '.join(files)}). "
+        f"{used} questions and answers by {users} users of Stack Exchange ({', '.join(sites)}). "
         f"Left out: {count('post') - owned} posts without a user and {owned - used} answers "
         "without their question. The content is its users', licensed under CC BY-SA: "
         "name Stack Exchange, the site and the user where you show it."

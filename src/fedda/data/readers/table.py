@@ -13,15 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedda.data import text
 from fedda.data.readers import columns
 from fedda.data.readers.columns import Columns
 from fedda.data.store import Client, Source
 from fedda.errors import InputError
-
-LAYOUT = (
-    "a table of your own: .parquet or .npz files with a client and a label for every row, or a "
-    "folder with one .npz file for each client; train and test apart in folders of these names"
-)
 
 SPLITS = ("train", "test")
 SUFFIXES = (".parquet", ".npz")
@@ -47,8 +43,15 @@ class _Part(NamedTuple):
     clients: Callable[[], Iterator[tuple[str, _Rows]]]
 
 
-def finds(path: Path, name: str) -> bool:
-    return bool(_places(path))
+def layout(name: str) -> str:
+    return (
+        "a table of your own: .parquet or .npz files with a client and a label for every row, or a "
+        "folder with one .npz file for each client; train and test apart in folders of these names"
+    )
+
+
+def files(path: Path, name: str) -> list[Path]:
+    return [file for place in _places(path).values() for file in _tables(place)]
 
 
 def read(
@@ -65,12 +68,12 @@ def read(
     """
     places = _places(path)
     if "train" not in places:
-        raise InputError(f"{path} holds no table to train on. Expected {LAYOUT}.")
-    files = {split: _files(place) for split, place in places.items()}
-    suffixes = {file.suffix for each in files.values() for file in each}
+        raise InputError(f"{path} holds no table to train on. Expected {layout(name)}.")
+    tables = {split: _tables(place) for split, place in places.items()}
+    suffixes = {file.suffix for each in tables.values() for file in each}
     if len(suffixes) > 1:
         raise InputError(f"{path} holds both .parquet and .npz files. Leave only one kind there.")
-    first, parquet = files["train"][0], suffixes == {".parquet"}
+    first, parquet = tables["train"][0], suffixes == {".parquet"}
     names = _Names(
         client or "client",
         label or ("label" if parquet else "y"),
@@ -79,7 +82,10 @@ def read(
     if not names.features:
         names = names._replace(features=_all_features(first, names))
     if len({names.client, names.label, *names.features}) < 2 + len(names.features):
-        raise InputError(f"a column is named twice: {', '.join(_flat(names))}.")
+        raise InputError(
+            f"a column is named twice: {', '.join(_flat(names))}. Name different ones with "
+            "--client, --label and --feature."
+        )
     file_each = (
         not parquet
         and places["train"].is_dir()
@@ -87,7 +93,7 @@ def read(
         and names.client not in columns.names_in(first)
     )
     part = _file_each if file_each else _grouped
-    parts = {split: part(each, names) for split, each in files.items()}
+    parts = {split: part(each, names) for split, each in tables.items()}
     classes = _classes(parts)
     form: dict[str, np.ndarray] = {}
     clients = {split: _encoded(each, classes, form) for split, each in parts.items()}
@@ -108,16 +114,15 @@ def _places(path: Path) -> dict[str, Path]:
         split: place
         for split in SPLITS
         for place in (path / split, *(path / f"{split}{suffix}" for suffix in SUFFIXES))
-        if _files(place)
+        if _tables(place)
     }
-    return found or ({"train": path} if _files(path) else {})
+    return found or ({"train": path} if _tables(path) else {})
 
 
-def _files(place: Path) -> list[Path]:
-    files = sorted(place.iterdir()) if place.is_dir() else [place]
+def _tables(place: Path) -> list[Path]:
     return [
         file
-        for file in files
+        for file in (sorted(place.iterdir()) if place.is_dir() else [place])
         if file.suffix in SUFFIXES and file.is_file() and not file.name.startswith(".")
     ]
 
@@ -144,11 +149,12 @@ def _grouped(files: Sequence[Path], names: _Names) -> _Part:
             _same_form(str(file), x, xs[0])
     if not xs:
         raise InputError(f"{files[0]} holds no rows.")
-    all_x, all_y = np.concatenate(xs), np.concatenate([y for _, y in ys])
+    all_x = np.concatenate(xs)
     order = np.argsort(np.concatenate(owners), kind="stable")
     ends = np.cumsum(np.bincount(np.concatenate(owners)))
 
     def clients() -> Iterator[tuple[str, _Rows]]:
+        all_y = np.concatenate([y for _, y in ys])  # all of one kind by now
         for each, own in zip(numbers, np.split(order, ends[:-1]), strict=True):
             yield each, _Rows(all_x[own], all_y[own])
 
@@ -180,7 +186,7 @@ def _all_features(file: Path, names: _Names) -> tuple[str, ...]:
     if not found:
         raise InputError(
             f"{file} has no columns of single numbers but {names.client!r} and {names.label!r}. "
-            "Name the column of features."
+            "Name the column of features with --feature."
         )
     return tuple(found)
 
@@ -195,8 +201,7 @@ def _checked(file: Path, found: Columns, names: _Names) -> _Rows:
             f"{file}: features must be single numbers, or be one column of lists or arrays; "
             f"{', '.join(names.features)} are of both kinds."
         )
-    x = np.stack(features, axis=1)
-    return _Rows(x.astype(np.float32) if x.dtype == np.float64 else x, y)
+    return _Rows(columns.narrowed(np.stack(features, axis=1)), y)
 
 
 def _same_form(what: str, got: np.ndarray, expected: np.ndarray) -> None:
@@ -213,14 +218,13 @@ def _classes(parts: Mapping[str, _Part]) -> list[str]:
     classes: set[str] = set()
     for part in parts.values():
         for file, labels in part.labels():
-            kinds.setdefault(labels.dtype.name, file)
+            kind = "text" if labels.dtype == object else labels.dtype.name
+            kinds.setdefault(" x ".join([kind, *map(str, labels.shape[1:])]), file)
             classes.update(labels.tolist() if labels.dtype == object else ())
     if len(kinds) > 1:
-        found = ", ".join(f"{'text' if k == 'object' else k} in {v}" for k, v in kinds.items())
+        found = ", ".join(f"{kind} in {file}" for kind, file in kinds.items())
         raise InputError(f"labels must be of one kind, but there are {found}.")
-    if any("\n" in each for each in classes):
-        raise InputError("a label that is text has a line break in it. Remove it.")
-    return sorted(classes)
+    return list(text.one_line_each("label", sorted(classes)))
 
 
 def _encoded(part: _Part, classes: list[str], form: dict[str, np.ndarray]) -> Iterator[Client]:

@@ -11,15 +11,20 @@ from typing import Any
 
 import numpy as np
 
+from fedda.data.readers.common import Arrays
 from fedda.data.readers.tf_example import Value, decode
-from fedda.data.readers.tff_hdf5 import ADVICE, IMAGES, Arrays, Clients, features, source
-from fedda.data.store import Source
-from fedda.errors import InputError, unknown
-
-LAYOUT = (
-    "TensorFlow Federated's SQLite files: emnist_all.sqlite, cifar100.sqlite or "
-    "stackoverflow.sqlite (and stackoverflow.word_count, stackoverflow.tag_count)"
+from fedda.data.readers.tff import (
+    ADVICE,
+    IMAGES,
+    Clients,
+    counts,
+    counts_layout,
+    features,
+    source,
 )
+from fedda.data.store import Source
+from fedda.errors import InputError
+
 FILE = {
     "emnist": "emnist_all.sqlite",
     "emnist-digits": "emnist_all.sqlite",
@@ -35,22 +40,25 @@ SPLITS = {  # ours -> the file's
 _MAGIC = b"SQLite format 3\0"
 
 
-def finds(path: Path, name: str) -> bool:
+def layout(name: str) -> str:
+    return f"TensorFlow Federated's SQLite file {FILE[name]}{counts_layout(name)}"
+
+
+def files(path: Path, name: str) -> list[Path]:
     if name not in FILE:
-        return False
+        return []
     file = _file(path, name)
-    if file.name == FILE[name]:
-        return file.is_file()
-    with open(file, "rb") as content:  # under another name
-        return content.read(len(_MAGIC)) == _MAGIC
+    if not file.is_file():
+        return []
+    if file.name != FILE[name]:
+        with open(file, "rb") as content:
+            if content.read(len(_MAGIC)) != _MAGIC:
+                return []
+    return [file, *counts(name, file.parent)]
 
 
 def read(path: Path, name: str) -> Source:
-    if name not in FILE:
-        raise unknown("data set in SQLite", name, FILE)
     file = _file(path, name)
-    if not file.is_file():
-        raise InputError(f"{path} has no file {file.name}. Expected {LAYOUT}.")
     _check_size(file)
     found = {row[0] for row in _rows(file, "SELECT DISTINCT split_name FROM client_metadata")}
     for split in SPLITS[name].values():

@@ -1,0 +1,95 @@
+"""The round in fedda: `peer_fedda.py PROBLEM SETTINGS`; SETTINGS are more keywords of `fedda.run`.
+
+The rounds of one command are one program, as they are between two evaluations of a user's run.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import problem as fedda_problem
+import protocol
+from protocol import Weights
+
+from fedda import api, losses, simulate
+from fedda.models import Model
+
+
+def in_half(model: Model) -> Model:
+    """The model computes in bfloat16; its weights, their gradients and all sums are float32."""
+
+    def cast(tree: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), tree)
+
+    def apply(params: Any, x: Any) -> Any:
+        return model.apply(cast(params), cast(x)).astype(jnp.float32)
+
+    return model._replace(apply=apply)
+
+
+def main() -> None:
+    driver = protocol.Driver()
+    problem = protocol.load(sys.argv[1])
+    settings = json.loads(sys.argv[2])
+    model = fedda_problem.model_of(problem)
+    if problem.precision == "bf16":
+        model = in_half(model)
+    clients = list(zip(problem.x, problem.y, strict=True))
+    hyper: dict[str, Any] = {"client_lr": problem.rate} | (
+        {"beta1": problem.beta1} if problem.algorithm == "fedda-sgdm" else {}
+    )
+
+    def train(each: int, rounds: int) -> Iterator[Any]:
+        setup, hp = api.prepare(
+            problem.algorithm,
+            model,
+            clients,
+            losses.cross_entropy,
+            rounds=rounds,
+            eval_every=each,
+            cohort=problem.cohort,
+            batch=problem.batch,
+            local_work=problem.steps,
+            **hyper,
+            **settings,
+        )
+        return simulate.train(setup, api.traced(hp, model), [fedda_problem.SEED])
+
+    x = jnp.asarray(problem.check_x.reshape(-1, *problem.x.shape[2:]))
+    y = jnp.asarray(problem.check_y.reshape(-1))
+    mean_loss = jax.jit(lambda params: losses.cross_entropy(model.apply(params, x), y).mean())
+    state = {"params": model.init(jax.random.key(0))}
+
+    def loss() -> float:
+        return float(mean_loss(jax.device_get(state["params"])))
+
+    def check() -> Weights:
+        *_, last = train(each=1, rounds=1)
+        state["params"] = last.run.state.params
+        names = fedda_problem.named(jax.device_get(last.run.state.params))
+        return {name: np.asarray(leaf) for name, leaf in names.items()}
+
+    runs: dict[int, Iterator[Any]] = {}
+
+    def rounds(number: int) -> None:
+        if number not in runs:
+            runs[number] = train(each=number, rounds=10**6 * number)
+            next(runs[number])  # before the first round
+        next(runs[number])  # its row has the training loss, so the rounds are done
+
+    driver.serve(
+        problem,
+        loss,
+        check,
+        rounds,
+        packages=["fedda", "jax", "flax", "numpy"],
+        device=str(jax.devices()),
+    )
+
+
+if __name__ == "__main__":
+    main()
