@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from functools import partial
@@ -15,7 +16,7 @@ import pytest
 from jax import random
 
 import fedda
-from fedda import cli, devices, losses, simulate
+from fedda import api, cli, config, devices, experiment, losses, simulate
 from fedda.data.shards import Ragged
 from fedda.errors import InputError
 from fedda.task import Plan, Task
@@ -96,37 +97,46 @@ print(len(jax.devices()), jax.config.jax_compilation_cache_dir)
     assert python(code) == ["5 None"]
 
 
-RUN = f"""
+HEARD = """
 import sys, jax
-from fedda import cli
 heard = []
 jax.monitoring.register_event_listener(lambda event, **kwargs: heard.append(event))
-sys.argv = ["fedda", "run", *{QUICK}, "--json", "--out", sys.argv[1]]
+{program}
+for what in ("hits", "misses"):
+    print(heard.count(f"/jax/compilation_cache/cache_{{what}}"))
+"""
+SMALL = """
+from fedda import devices
+devices.start_up()
+print(jax.jit(lambda x: x @ x)(jax.numpy.ones((3, 3))).sum())
+"""
+WHOLE = f"""
+from fedda import cli
+sys.argv = ["fedda", "run", *{QUICK}, "--json", "--out", {{out!r}}]
 try:
     cli.main()
 except SystemExit as stop:
     assert not stop.code
-for what in ("hits", "misses"):
-    print(heard.count(f"/jax/compilation_cache/cache_{{what}}"))
 """
 
 
-def test_a_second_run_compiles_nothing(tmp_path: Path):
+@pytest.mark.parametrize(
+    "program", [SMALL, pytest.param(WHOLE, marks=pytest.mark.slow)], ids=["small", "whole"]
+)
+def test_a_second_process_compiles_nothing(program: str, tmp_path: Path):
+    environment = {"XDG_CACHE_HOME": str(tmp_path), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     kept = tmp_path / "fedda" / "compiled"
-    for directory in ("one", "two"):
-        code = RUN.replace("sys.argv[1]", repr(str(tmp_path / directory)))
-        environment = {"XDG_CACHE_HOME": str(tmp_path), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-        _, hits, misses = python(code, **environment)
-        if directory == "one":
-            assert int(misses) > 0
-            (folder,) = kept.iterdir()
-            names = sorted(path.name for path in folder.iterdir())
-            assert any(name.startswith("jit_segment-") for name in names)
+    for number in range(2):
+        code = HEARD.format(program=program.format(out=str(tmp_path / f"run{number}")))
+        *_, hits, misses = map(int, python(code, **environment)[-2:])
+        (folder,) = kept.iterdir()
+        names = [path.name for path in folder.iterdir()]
+        if number == 0:
+            assert misses == len(names) > 0
         else:
-            assert int(misses) == 0
-            assert int(hits) >= len(names)
-    one, two = ((tmp_path / each / "metrics.jsonl").read_bytes() for each in ("one", "two"))
-    assert one == two
+            assert misses == 0
+            assert hits >= len(names)  # one program may be asked for twice
+    assert any(name.startswith("jit_segment-") for name in names) == (program is WHOLE)
 
 
 @pytest.mark.parametrize(
@@ -160,10 +170,19 @@ def test_each_kind_of_processor_has_its_own_programs(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("asked", "cohort", "count"), [(None, 10, 2), (None, 2, 2), (None, 1, 1), (1, 9, 1), (2, 1, 2)]
+    ("asked", "cohort", "parameters", "count"),
+    [
+        (None, 10, 10**6, 2),
+        (None, 2, 10**6, 2),
+        (None, 1, 10**6, 1),
+        (1, 9, 10**6, 1),
+        (None, 10, 4_810, 1),
+        (None, 10, 20_000, 2),
+        (2, 1, 10, 2),
+    ],
 )
-def test_the_mesh_of_a_run(asked: int | None, cohort: int, count: int):
-    mesh = devices.mesh_for(asked, cohort)
+def test_the_mesh_of_a_run(asked: int | None, cohort: int, parameters: int, count: int):
+    mesh = devices.mesh_for(asked, cohort, parameters)
     if count == 1:
         assert mesh is None
     else:
@@ -173,12 +192,12 @@ def test_the_mesh_of_a_run(asked: int | None, cohort: int, count: int):
 
 def test_more_devices_than_there_are():
     with pytest.raises(InputError, match=r"devices must be at most 2, .* got 3\."):
-        devices.mesh_for(3, 10)
+        devices.mesh_for(3, 10, 10**6)
 
 
 @pytest.mark.parametrize(
     ("words", "used"),
-    [([], 2), (["--devices", "1"], 1), (["devices=1", "--devices", "all"], 2)],
+    [([], 1), (["devices=2"], 2), (["devices=1", "--devices", "all"], 2)],
 )  # fmt: skip
 def test_the_command_says_how_many_devices_it_used(
     words: list[str], used: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -189,6 +208,18 @@ def test_the_command_says_how_many_devices_it_used(
         cli.main()
     assert not stop.value.code
     assert json.loads((tmp_path / "summary.json").read_text())["devices"] == used
+
+
+def test_a_run_goes_on_with_another_number_of_devices(tmp_path: Path):
+    settings = {"model": "linear", "clients": 12, "cohort": 3, "rounds": 4, "eval_every": 2}
+    settings |= {"checkpoint_every": 1}
+    whole = experiment.run(config.resolve(settings | {"devices": 2}), tmp_path / "run")
+    (tmp_path / "run" / "summary.json").unlink()
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "4")
+    rest = experiment.resume(tmp_path / "run", {"devices": 1, "rounds": 4})
+    assert rest.notes == ["continued from round 2"]
+    assert (whole.summary["devices"], rest.summary["devices"]) == (2, 1)
+    assert rest.summary["final"] == pytest.approx(whole.summary["final"], rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +251,7 @@ def test_refused(
 
 
 def test_cores_share_what_lies_everywhere():
-    mesh = devices.mesh_for(2, 2)
+    mesh = devices.mesh_for(2, 2, 1)
     large = jnp.arange(100_000.0)
     tree = {"x": large, "key": random.key(3), "host": np.arange(3)}
     placed = devices.everywhere(tree, mesh)
@@ -234,7 +265,7 @@ def test_cores_share_what_lies_everywhere():
 
 
 def test_what_is_shared_survives_a_donation():
-    mesh = devices.mesh_for(2, 2)
+    mesh = devices.mesh_for(2, 2, 1)
     start = jnp.zeros(1000)
     placed = devices.everywhere(start, mesh)
     moved = jax.jit(lambda x: x + 1, donate_argnums=0)(placed)
@@ -274,7 +305,7 @@ def test_devices_share_an_evaluation(rows: int, kind: str, together: bool):
     y = jnp.asarray(RNG.normal(size=(rows, 2)))
     keys = random.split(random.key(0), 2)
     params = jax.vmap(MODEL.init)(keys) if together else MODEL.init(keys[0])
-    mesh = devices.mesh_for(2, 2)
+    mesh = devices.mesh_for(2, 2, 1)
     alone = simulate.evaluate(TASK, together, params, x, y)
     shared = simulate.evaluate(TASK, together, *devices.everywhere((params, x, y), mesh), mesh=mesh)
     assert alone.keys() == shared.keys() == {"loss", "ratio"}
@@ -287,8 +318,46 @@ def test_devices_share_an_evaluation(rows: int, kind: str, together: bool):
 
 def test_each_device_evaluates_only_its_share():
     x, y, params = jnp.zeros((2048, 3)), jnp.zeros((2048, 2)), MODEL.init(random.key(0))
-    for mesh, batches in ((None, 4), (devices.mesh_for(2, 2), 2)):
+    for mesh, batches in ((None, 64), (devices.mesh_for(2, 2, 1), 32)):
         program = str(
             jax.make_jaxpr(partial(simulate.evaluate, TASK, False, mesh=mesh))(params, x, y)
         )
         assert re.findall(r"\blength=(\d+)", program) == [str(batches)]
+
+
+# --------------------------------------------------------------------------- communication
+
+
+def communicated(algorithm: str) -> dict[str, int]:
+    """The bytes that each kind of collective gives, in one round of a cohort of three."""
+    clients = [(RNG.normal(size=(4, 3)), RNG.normal(size=(4, 2))) for _ in range(5)]
+    setup, hyper = api.prepare(
+        algorithm, MODEL, clients, losses.squared_error, cohort=3, devices=2, rounds=1
+    )
+    hp, mesh = api.traced(hyper, MODEL), setup.layout.mesh
+    run = simulate.start(setup, hp, [0])
+    hp, run, key = devices.everywhere((hp, run, random.key(0)), mesh)
+    span = next(simulate.host_work(setup, [0]))
+    program = simulate.segment.lower(
+        setup.algorithm, setup.task, setup.layout, False,
+        hp, run, span.shards, key, span.cohorts[0], None, 0, 1,
+    ).compile().as_text()  # fmt: skip
+    found: dict[str, int] = {}
+    for result, name in re.findall(
+        r"= (.*?) (all-\w+|reduce-scatter|collective-\w+)(?:-start)?\(", program
+    ):
+        numbers = re.findall(r"[fs]32\[([\d,]*)\]", result)
+        sizes = [int(np.prod([int(n) for n in each.split(",") if n])) for each in numbers]
+        found[name] = found.get(name, 0) + 4 * sum(sizes)
+    return found
+
+
+@pytest.mark.parametrize(("algorithm", "models"), [("fedavg", 1), ("fedda-sgdm", 2)])
+def test_one_upload_is_communicated_whatever_the_cohort(algorithm: str, models: int):
+    model, counters = 4 * 6, 4 * 5  # weight, loss, examples, counted, not finite
+    assert communicated(algorithm) == {"all-reduce": models * model + counters}
+
+
+def test_what_the_cohort_keeps_is_gathered_once():
+    model, filled = 4 * 6, 4  # clients, of whom one is absent, on two devices
+    assert communicated("scaffold")["all-gather"] == filled * model

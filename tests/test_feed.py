@@ -152,7 +152,7 @@ def test_training_from_disk_equals_training_on_the_device(
     split = written(tmp_path / "s", ragged)
     params, losses = history(feed.resident(split), algorithm)
     fed, fed_losses = history(Feed(split), algorithm)
-    np.testing.assert_array_equal(fed, params)
+    np.testing.assert_allclose(fed, params, rtol=1e-6)  # the programs have other shapes
     np.testing.assert_allclose(fed_losses, losses, rtol=1e-6)
 
 

@@ -13,7 +13,7 @@ from scipy import stats
 
 import fedda
 from fedda import algorithms, api, simulate
-from fedda.cohort import Layout, draw_cohort
+from fedda.cohort import Layout, arrange, draw_cohort
 from fedda.data.shards import from_clients
 from fedda.errors import InputError
 from fedda.losses import squared_error
@@ -259,7 +259,7 @@ def test_the_last_rounds_take_one_step_with_all_data():
     losses = []
     for number in range(ROUNDS):
         cohorts = np.zeros((EVERY, 3), np.int32)
-        cohorts[0] = draw_cohort(5, number, len(CLIENTS), 3)
+        cohorts[0] = arrange(draw_cohort(5, number, len(CLIENTS), 3), np.asarray(shards.count), 1)
         state, tally = simulate.segment(
             algorithm, task if number < ROUNDS - LAST else full, Layout(), False,
             hp, state, shards, key, cohorts, None, number, 1,

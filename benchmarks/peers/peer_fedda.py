@@ -1,5 +1,6 @@
 """The round in fedda: `peer_fedda.py PROBLEM SETTINGS`; SETTINGS are more keywords of `fedda.run`.
 
+With `as_command` among them, JAX is set up and devices are chosen as by the command `fedda run`.
 The rounds of one command are one program, as they are between two evaluations of a user's run.
 """
 
@@ -15,7 +16,7 @@ import problem as fedda_problem
 import protocol
 from protocol import Weights
 
-from fedda import api, losses, simulate
+from fedda import api, devices, losses, simulate
 from fedda.models import Model
 
 
@@ -35,6 +36,9 @@ def main() -> None:
     driver = protocol.Driver()
     problem = protocol.load(sys.argv[1])
     settings = json.loads(sys.argv[2])
+    if settings.pop("as_command", False):
+        devices.start_up()
+        settings.setdefault("devices", None)
     model = fedda_problem.model_of(problem)
     if problem.precision == "bf16":
         model = in_half(model)

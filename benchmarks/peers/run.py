@@ -12,8 +12,8 @@ the examples that it visits in a round; all frameworks draw cohorts and shuffle 
 usually do, and none evaluates. There is no dropout, so that they do the same arithmetic: each takes
 one round on given batches, whose weights must be those of fedda. Then they take turns, one working
 while the others wait, as many rounds at a time as take about `--seconds`. A turn begins when other
-programs use less than a tenth of a core (or after `--patience` seconds), and is repeated, at most
-three times, if they used more during it.
+programs use less than a tenth of a core, and is repeated if they used more during it, until a task
+has cost `--patience` seconds of waiting and repeating.
 
 Needs the standard library only; the peers have their own interpreters.
 """
@@ -23,8 +23,8 @@ import json
 import os
 import platform
 import random
+import shlex
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 
 import environments
 import processes
+import tables
 from processes import Peer, PeerError
 
 HERE = Path(__file__).parent
@@ -43,18 +44,13 @@ TASKS: dict[str, dict[str, Any]] = {
     "digits": {**COMMON, "model": "mlp", "algorithm": "fedavg", "l2": 0.0, "batch": 10},
     "resnet": {**COMMON, "model": "resnet18", "algorithm": "fedda-sgdm", "l2": 1e-4},
 }
-TITLES = {
-    "emnist": "EMNIST CNN (1,206,590 parameters)",
-    "digits": "Digits perceptron 64-64-10",
-    "resnet": "ResNet-18 (11,227,812 parameters), 24x24",
-}
-# More keywords of `fedda.run`; "virtual" is the number of devices that XLA makes of the CPU.
+# Keywords of `fedda.run`. "as_command": as the command `fedda run` does it, which makes a device of
+# every core and spreads a cohort over as many as pay off.
 SETTINGS: dict[str, dict[str, Any]] = {
-    "fedda": {},
-    "fedda, 2 devices": {"virtual": 2, "devices": 2},
-    "fedda, 2 devices, chunk 1": {"virtual": 2, "devices": 2, "chunk": 1},
+    "fedda": {"as_command": True},
+    "fedda, 1 device": {"devices": 1},
 }
-MOST_ROUNDS, MOST_FOREIGN, MOST_TRIES = 1000, 0.1, 4
+MOST_ROUNDS, MOST_FOREIGN = 1000, 0.1
 
 
 class Plan(NamedTuple):
@@ -72,13 +68,11 @@ def virtual(devices: int) -> dict[str, str]:
 
 
 def plans(settings: dict[str, dict[str, Any]], workers: int, here: bool) -> dict[str, Plan]:
-    def fedda(chosen: dict[str, Any]) -> Plan:
-        keywords = {key: value for key, value in chosen.items() if key != "virtual"}
-        variables = virtual(chosen["virtual"]) if "virtual" in chosen else {}
-        return Plan(None, "peer_fedda.py", (json.dumps(keywords),), variables)
-
     environment = None if here else "torch"
-    found = {name: fedda(chosen) for name, chosen in settings.items()} | {
+    found = {
+        name: Plan(None, "peer_fedda.py", (json.dumps(chosen),))
+        for name, chosen in settings.items()
+    } | {
         "PyTorch loop": Plan(environment, "peer_torch_loop.py", ("1",)),
         "torch.func.vmap": Plan(environment, "peer_torch_vmap.py"),
     }
@@ -120,6 +114,7 @@ class Bench:
     def __init__(self, arguments: argparse.Namespace, work: Path, task: str) -> None:
         self.arguments, self.work, self.task = arguments, work, task
         self.settings = TASKS[task] | {"precision": arguments.precision} | arguments.sizes
+        self.patience = arguments.patience
         self.file = work / f"{task}.npz"
         self.peers: dict[str, Peer] = {}
         self.rows: dict[str, dict[str, Any]] = {}
@@ -174,18 +169,18 @@ class Bench:
                         self.give_up(name, error)
 
     def wait_for_quiet(self) -> None:
-        deadline = time.monotonic() + self.arguments.patience
-        while (before := processes.usage()) is not None and time.monotonic() < deadline:
+        while (before := processes.usage()) is not None and self.patience > 0:
             time.sleep(0.5)
             after = processes.usage()
             assert after is not None
             if processes.shares(before, after, self.peers, "").foreign <= MOST_FOREIGN:
                 return
+            self.patience -= after.when - before.when
 
     def turn(self, name: str) -> None:
         """Measures once, or until the machine was ours; the turn with the fewest guests counts."""
         row, tries = self.rows[name], []
-        for _ in range(MOST_TRIES):
+        while True:
             self.wait_for_quiet()
             before = processes.usage()
             seconds = self.peers[name].ask(f"round {row['rounds']}")["seconds"] / row["rounds"]
@@ -194,8 +189,9 @@ class Bench:
                 row["seconds"].append(seconds)
                 return
             tries.append((processes.shares(before, after, self.peers, name), seconds))
-            if tries[-1][0].foreign <= MOST_FOREIGN:
+            if tries[-1][0].foreign <= MOST_FOREIGN or self.patience <= 0:
                 break
+            self.patience -= after.when - before.when
         shares, seconds = min(tries, key=lambda each: each[0].foreign)
         row["seconds"].append(seconds)
         row["foreign"].append(shares.foreign)
@@ -208,88 +204,9 @@ class Bench:
         self.peers.clear()
 
 
-def allowed(row: dict[str, Any], precision: str) -> float:
-    """How far a peer's weights may be from fedda's, as a share of how far they moved."""
-    if precision == "bf16":
-        return 0.1  # it has eight bits
-    return 1e-3 if "cpu" in row["device"].lower() else 2e-2  # TF32
-
-
-def verdict(row: dict[str, Any], precision: str) -> str:
-    if not row["after"] < row["before"]:
-        return "WRONG: the loss did not fall"
-    if row["deviation"] is None:
-        return "-"
-    far = row["deviation"] > allowed(row, precision)
-    return f"{'WRONG: ' if far else ''}{row['deviation']:.0e}"
-
-
-def duration(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 0.1 else f"{1e3 * seconds:.3g} ms"
-
-
-def table(task: str, result: dict[str, Any]) -> str:
-    settings, rows = result["settings"], result["peers"]
-    medians = {
-        name: statistics.median(row["seconds"]) for name, row in rows.items() if row["seconds"]
-    }
-    ours = [name for name in medians if rows[name]["script"] == "peer_fedda.py"]
-    best = min(ours or medians, key=lambda name: medians[name])
-    worked = len(next(iter(rows.values()))["seconds"])
-    lines = [
-        f"### {TITLES[task]}",
-        "",
-        f"{settings['algorithm']}, {settings['clients']} clients, cohort {settings['cohort']}, "
-        f"{settings['steps']} steps of {settings['batch']}, {settings['precision']}; medians of "
-        f"{worked} turns. Ratios are to `{best}`.",
-        "",
-        "| | a round | from - to | ratio | weights differ by | cores used while it waits |",
-        "|:--|--:|--:|--:|--:|--:|",
-    ]
-    for name in sorted(rows, key=lambda name: medians.get(name, float("inf"))):
-        row = rows[name]
-        if name not in medians:
-            lines.append(f"| {name} | not measured: {row.get('error', '')} | | | | |")
-            continue
-        idle = f"{statistics.mean(row['idle']):.2f}" if row["idle"] else ""
-        cells = [
-            duration(medians[name]),
-            f"{duration(min(row['seconds']))} - {duration(max(row['seconds']))}",
-            f"{medians[name] / medians[best]:.2f}",
-            verdict(row, settings["precision"]),
-            idle,
-        ]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    foreign = [share for row in rows.values() for share in row["foreign"]]
-    if foreign:
-        lines += [
-            "",
-            f"Other programs used {statistics.mean(foreign):.2f} cores on average during a turn, "
-            f"{max(foreign):.2f} at most.",
-        ]
-    return "\n".join(lines)
-
-
-def report(results: dict[str, Any]) -> str:
-    versions: dict[str, str] = {}
-    for result in results["tasks"].values():
-        for name, row in result["peers"].items():
-            if "versions" in row:
-                packages = ", ".join(f"{key} {value}" for key, value in row["versions"].items())
-                versions[name] = f"{packages}; {row['device']}"
-    where = results["machine"]
-    head = (
-        f"{results['date']}, {where['cores']} cores ({where['processor']}), {where['system']}.\n"
-        f"`{results['command']}`"
-    )
-    tail = "\n".join(f"- {name}: {text}" for name, text in versions.items())
-    parts = [table(task, result) for task, result in results["tasks"].items()]
-    return "\n\n".join([head, *parts, tail]) + "\n"
-
-
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=["emnist", "digits"])
+    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=["emnist", "digits"])
     parser.add_argument("--peers", nargs="+", help="names of the table; otherwise all")
     parser.add_argument("--work", type=Path, help="where environments are; otherwise temporary")
     parser.add_argument("--fedda", default=sys.executable, help="the interpreter that has fedda")
@@ -297,18 +214,18 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--repetitions", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=2.0, help="that a turn takes, about")
-    parser.add_argument("--patience", type=float, default=20.0, help="seconds, with other programs")
+    parser.add_argument(
+        "--patience", type=float, default=600.0, help="seconds, with other programs"
+    )
     parser.add_argument("--workers", type=int, default=2, help="where a framework takes several")
     parser.add_argument(
-        "--settings", type=json.loads, help=f"of fedda, by name; otherwise {json.dumps(SETTINGS)}"
+        "--settings", type=json.loads, default=SETTINGS, help="of fedda, by name, as JSON"
     )
     parser.add_argument(
         "--sizes", type=json.loads, default={}, help='instead of a task\'s, as {"cohort": 2}'
     )
     parser.add_argument("--out", type=Path, default=Path("peers"))
     arguments = parser.parse_args()
-    if arguments.settings is None:
-        arguments.settings = {"fedda": {}} if arguments.here else SETTINGS
     if not arguments.here and ("resnet" in arguments.tasks or arguments.precision != "fp32"):
         parser.error("the resnet and bf16 are for --here: the frameworks are given FedAvg in fp32")
     return arguments
@@ -320,7 +237,7 @@ def main() -> int:
     work.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d"),
-        "command": " ".join(["python", *sys.argv]),
+        "command": shlex.join(["python", "benchmarks/peers/run.py", *sys.argv[1:]]),
         "machine": machine(),
         "tasks": {},
     }
@@ -342,7 +259,7 @@ def main() -> int:
     if arguments.work is None:
         shutil.rmtree(work)
     arguments.out.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
-    text = report(results)
+    text = tables.report(results)
     arguments.out.with_suffix(".md").write_text(text)
     print(text)
     draw = [arguments.fedda, str(HERE / "figure.py"), str(arguments.out.with_suffix(".json"))]

@@ -184,8 +184,8 @@ def prepare(
     examples. `stabilise` is the number of rounds at the end (or, below 1, their share) in which a
     client takes one step with the gradient of all its data. If what all clients keep would take
     more than `memory_gb` on the device, it is kept on the host, for visited clients only.
-    `sampling` names how cohorts are drawn. A cohort is spread over `devices`: None stands for all
-    there are, or one for each of its clients. `chosen` holds hyper-parameters and options of the
+    `sampling` names how cohorts are drawn. A cohort is spread over `devices`: None stands for as
+    many as pay off. `chosen` holds hyper-parameters and options of the
     algorithm.
     """
     if not isinstance(model, Model):
@@ -228,7 +228,6 @@ def prepare(
             f"stabilise must be a share of the rounds below 1 or a whole number of rounds up to "
             f"{rounds}, got {stabilise!r}."
         )
-    mesh = mesh_for(devices, cohort)
     if isinstance(shards, Feed) and any(phase.everyone for phase in record.phases):
         raise InputError(
             "this algorithm asks every client in every round, so the data of all must be on the "
@@ -236,6 +235,8 @@ def prepare(
         )
     _check_measures(loss, metrics, test)
     _check_problem(model, loss, metrics, shards, test)
+    parameters = tree.size(jax.eval_shape(model.init, random.key(0)))
+    mesh = mesh_for(devices, cohort, parameters)
     test = everywhere(test, mesh)
     task = Task(model, loss, Plan(batch, local_work, local_unit), tuple(metrics), reduction)
     last_rounds = round(stabilise * rounds) if stabilise < 1 else int(stabilise)

@@ -24,6 +24,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Federated optimisation: FedDA and its baselines, simulated.",
+    callback=devices.start_up,
 )
 app.add_typer(data_app, name="data")
 app.command("sweep")(sweep_command)
@@ -73,8 +74,8 @@ def run(
         typer.Option(
             "--devices",
             metavar="N|all",
-            help="Spread the cohort over GPUs, or else over cores.",
-            show_default="all",
+            help="Spread the cohort over so many GPUs, or cores.",
+            show_default="as many as pay off",
         ),
     ] = None,
     coordinator: Annotated[
@@ -96,13 +97,14 @@ def run(
     if resume is not None and out_dir is not None:
         raise InputError("--resume continues in its own directory: leave out --out.")
     if use is not None:
-        values |= {"devices": 0} if use == "all" else config.parse([f"devices={use}"])
-    devices.start_up()
+        values |= config.parse([f"devices={use}"])
     if coordinator is not None:
         plan = {"resume": resume is not None, **values, **experiment.versions()}
         processes.join(coordinator, together, process, plan, wait)
     elif (together, process) != (1, 0):
         raise InputError("--processes and --process need --coordinator HOST:PORT.")
+    if values.get("devices") == "all":
+        values["devices"] = devices.count()
     quiet |= not processes.is_first()
     resolved = config.resolve(values if resume is None else {})
     directory = resume or out_dir or new_directory(f"{resolved.task}-{resolved.algorithm}")
@@ -145,7 +147,6 @@ def compare(
     With no arguments: 100 clients with handwritten digits, five algorithms, well under a minute.
     Given the --out of a comparison that was interrupted, it does the rest of it.
     """
-    devices.start_up()
     words = settings or []
     names = [word for word in words if "=" not in word and not word.endswith(".toml")]
     values = config.from_words([word for word in words if word not in names])

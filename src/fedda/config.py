@@ -44,7 +44,7 @@ class Config:
     checkpoint_every: int = 5  # evaluations
     seed: int = 0
     chunk: int = 0  # clients worked on together; 0: as many as suits the device
-    devices: int = 0  # 0: all there are, at most one for each client of the cohort
+    devices: int = 0  # that a cohort is spread over; 0: as many as pay off
     # On the device, for what clients keep, and for examples; what is more stays on the host.
     memory_gb: float = 4.0
     data_gb: float = 8.0

@@ -19,8 +19,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from fedda.errors import InputError
 from fedda.tree import PyTree
 
-AXIS = "clients"
-
 # A device whose clients have little to do waits for the others before each sum. XLA takes more than
 # a minute of that for a deadlock if the devices are cores, and ends the process.
 PATIENCE = {
@@ -28,6 +26,10 @@ PATIENCE = {
     "xla_cpu_collective_call_terminate_timeout_seconds": 1_000_000,
 }
 PATIENCE_BEFORE = (0, 13)  # releases of JAX that know these flags; XLA dies of one it does not know
+
+# The parameters, of all its clients together, that a device must have to train. With fewer, the
+# devices take longer to add up their sums than they gain by sharing the work.
+WORTHWHILE = 100_000
 
 CACHE = "FEDDA_COMPILE_CACHE"  # in the environment: a folder for compiled programs, or "off"
 
@@ -48,10 +50,17 @@ def start_up() -> None:
         more = [f"--{name}={value}" for name, value in PATIENCE.items() if name not in flags]
         os.environ["XLA_FLAGS"] = " ".join([flags, *more]).strip()
     folder = compiled_folder()
-    if folder is not None and jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
-        jax.config.update("jax_compilation_cache_dir", str(folder))
-        # The many small programs of a start, too: together they take seconds to compile.
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    if folder is None or jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        if CACHE in os.environ:
+            raise
+        return  # there is no home to keep anything in
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    # The many small programs of a start, too: together they take seconds to compile.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def cores() -> int:
@@ -70,6 +79,11 @@ def compiled_folder() -> Path | None:
     return (Path(wanted) if wanted else base / "fedda" / "compiled") / _processor()
 
 
+def count() -> int:
+    """How many devices there are, in all processes together."""
+    return len(jax.devices())
+
+
 def _processor() -> str:
     """A name for this kind of processor: a program for another may use what this one lacks."""
     try:
@@ -80,11 +94,12 @@ def _processor() -> str:
     return hashlib.sha256(f"{platform.machine()} {features}".encode()).hexdigest()[:12]
 
 
-def mesh_for(asked: int | None, cohort: int) -> Mesh | None:
-    """The devices that share a cohort; None stands for a single one.
+def mesh_for(asked: int | None, cohort: int, parameters: int) -> Mesh | None:
+    """The devices that share a cohort, whose models have so many parameters each.
 
-    If no number is asked for, there are as many as the cohort has clients, or all there are. Of
-    several processes each has to take part, so they use all.
+    None stands for a single device. If no number is asked for, there are at most as many as the
+    cohort has clients, each with enough to do. Several processes use all their devices, for each of
+    them has to take part.
     """
     found = jax.devices()
     if asked is not None and asked > len(found):
@@ -96,8 +111,9 @@ def mesh_for(asked: int | None, cohort: int) -> Mesh | None:
                 f"{asked} devices. Leave devices out."
             )
         asked = len(found)
-    count = min(cohort, len(found)) if asked is None else asked
-    return Mesh(np.array(found[:count]), (AXIS,)) if count > 1 else None
+    worthwhile = max(1, cohort * parameters // WORTHWHILE)
+    count = min(cohort, worthwhile, len(found)) if asked is None else asked
+    return Mesh(np.array(found[:count]), ("clients",)) if count > 1 else None
 
 
 def everywhere(tree: PyTree, mesh: Mesh | None) -> PyTree:

@@ -83,10 +83,12 @@ def resume(
 ) -> Outcome:
     """Continues the run of a directory from its newest whole checkpoint.
 
-    `changes` may repeat the run's settings but not change them.
+    `changes` may repeat the run's settings but not change them, except for the number of devices:
+    the next machine may have another.
     """
     text = processes.from_first(lambda: _config_of(directory).encode()).decode()
-    config = configs.resolve(tomllib.loads(text))
+    number = {name: value for name, value in (changes or {}).items() if name == "devices"}
+    config = configs.resolve(tomllib.loads(text) | number)
     ours = config.flat()
     for name, value in (changes or {}).items():
         if name not in ours or ours[name] != value:
