@@ -143,7 +143,7 @@ class Bench:
             row |= peer.hear(processes.STARTS_WITHIN)
             row |= peer.ask(f"check {self.work / self.task}-weights.npz")
             peer.ask("round 2")  # compiles
-            self.wait_for_quiet()
+            self.wait_for_quiet(most=20)
             guess = min(peer.ask("round 2")["seconds"] / 2 for _ in range(3))
             row["rounds"] = max(1, min(MOST_ROUNDS, round(self.arguments.seconds / guess)))
             peer.ask(f"round {row['rounds']}")
@@ -168,8 +168,9 @@ class Bench:
                     except PeerError as error:
                         self.give_up(name, error)
 
-    def wait_for_quiet(self) -> None:
-        while (before := processes.usage()) is not None and self.patience > 0:
+    def wait_for_quiet(self, most: float = float("inf")) -> None:
+        least = max(0.0, self.patience - most)
+        while (before := processes.usage()) is not None and self.patience > least:
             time.sleep(0.5)
             after = processes.usage()
             assert after is not None
