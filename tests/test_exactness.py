@@ -13,6 +13,7 @@ import optax
 import pytest
 
 from fedda import algorithms, api, simulate
+from fedda.algorithms.fedda import State, moved
 from fedda.data.shards import from_clients
 from fedda.losses import cross_entropy, squared_error
 from fedda.task import Plan, Task
@@ -206,26 +207,28 @@ each_client = pytest.mark.parametrize("number", [i for i, size in enumerate(SIZE
 
 
 @each_client
-def test_the_displacement_and_the_momentum_determine_p(number):
+def test_a_client_uploads_the_sum_of_its_gradients_and_its_momentum(number):
     client = Client(number)
     fedda = client.upload("fedda-sgdm", SGDM)
     delta = client.upload("fedavg", {"client_lr": ETA})
-    share = BETA1 / (1 - BETA1)
-    expected = jax.tree.map(
-        lambda d, m_r, m_i: -d / ETA + share * (m_r - m_i), delta, client.m, fedda.momentum
-    )
-    close(fedda.moved, expected)
+    close(fedda.gradients, jax.tree.map(lambda d: -d / ETA, delta))
 
 
 @each_client
 def test_a_start_from_zero_momentum_tells_the_same(number):
     client = Client(number)
+    nothing = jax.tree.map(jnp.zeros_like, client.m)
     fedda = client.upload("fedda-sgdm", SGDM)
-    zero = client.upload("fedda-sgdm", SGDM, m=jax.tree.map(jnp.zeros_like, client.m))
+    zero = client.upload("fedda-sgdm", SGDM, m=nothing)
     decay = BETA1**client.T
     share = BETA1 * (1 - decay) / (1 - BETA1)
     close(fedda.momentum, jax.tree.map(lambda m, m_r: m + decay * m_r, zero.momentum, client.m))
-    close(fedda.moved, jax.tree.map(lambda P, m_r: P + share * m_r, zero.moved, client.m))
+    hp = algorithms.get("fedda-sgdm").Hyper(**SGDM)
+    P, P0 = (
+        moved(hp, State(client.W, start), upload)
+        for start, upload in ((client.m, fedda), (nothing, zero))
+    )
+    close(P, jax.tree.map(lambda P, m_r: P + share * m_r, P0, client.m))
 
 
 # ---- A.7-4

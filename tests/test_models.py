@@ -15,7 +15,7 @@ from jax import lax, random
 import fedda
 from fedda import losses, tree
 from fedda.errors import InputError
-from fedda.models import Model, from_equinox, from_nnx, with_input
+from fedda.models import Model, from_equinox, from_nnx, with_input, with_precision
 from fedda.models.autoencoder import autoencoder
 from fedda.models.cnn import CNN, cnn
 from fedda.models.conv import max_pool, max_pool_same, patches_conv
@@ -46,8 +46,10 @@ def plain_conv(inputs, kernel, strides, padding):
 
 
 @pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])  # which take the patches in different ways
 @pytest.mark.parametrize(("size", "padding", "strides"), CONVOLUTIONS, ids=str)
-def test_patches_conv_is_a_convolution(size, padding, strides):
+def test_patches_conv_is_a_convolution(monkeypatch, backend, size, padding, strides):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
     inputs, kernel = normal(0, (2, 9, 10, 2)), normal(1, (*size, 2, 3))
 
     @jax.jit
@@ -193,7 +195,7 @@ def test_autoencoder_against_numpy():
 
 
 def test_cnn_drops_a_quarter_of_the_maxima_and_half_of_the_hidden_layer():
-    module = nnx.eval_shape(lambda: CNN(28, 1, 62, nnx.Rngs(0)))
+    module = nnx.eval_shape(lambda: CNN(28, 1, 62, patches_conv, nnx.Rngs(0)))
     assert (module.dropout1.rate, module.dropout2.rate) == (0.25, 0.5)
 
 
@@ -366,6 +368,50 @@ def test_with_input_prepares_before_the_model():
     np.testing.assert_array_equal(
         with_input(noisy, unpack).train(params, x, key), noisy.train(params, unpack(x), key)
     )
+
+
+@pytest.mark.parametrize(("precision", "expected"), [("fp32", "HIGHEST"), ("tf32", "HIGH")])
+def test_products_have_the_precision_that_is_asked_for(precision, expected):
+    model = with_precision(cnn(9, 2, 5), precision)
+
+    def loss(params):
+        return model.train(params, normal(1, (4, 9, 9, 2)), random.key(2)).sum()
+
+    params = model.init(random.key(0))
+    found = re.findall(
+        r"precision=\(?(?:Precision\.)?(\w+)", str(jax.make_jaxpr(jax.grad(loss))(params))
+    )
+    assert set(found) == {expected}
+    assert len(found) >= 10  # four layers forward; backward, all but the first have two
+
+
+def test_bf16_rounds_weights_and_inputs_and_learns_in_float32():
+    model = linear(3, 2)
+    low = with_precision(model, "bf16")
+    params, x = model.init(random.key(0)), normal(1, (5, 3))
+    kernel, inputs = (
+        np.asarray(a.astype(jnp.bfloat16), np.float64) for a in (params["out"]["kernel"], x)
+    )
+    outputs = low.apply(params, x)
+    assert outputs.dtype == jnp.float32
+    # A sum of three exact products is rounded once, to 8 bits.
+    np.testing.assert_allclose(outputs, inputs @ kernel, rtol=2**-8)
+    gradient = jax.grad(lambda p: low.apply(p, x)[:, 0].sum())(params)
+    assert {leaf.dtype for leaf in jax.tree.leaves(gradient)} == {jnp.dtype("float32")}
+    np.testing.assert_allclose(
+        gradient["out"]["kernel"][:, 0], inputs.sum(0), rtol=2**-7, atol=2**-7
+    )
+
+
+def test_bf16_leaves_whole_numbers_alone():
+    model = Model(init=lambda key: {"w": jnp.ones(3)}, apply=lambda params, x: params["w"][x])
+    x = jnp.array([0, 2], jnp.uint8)
+    np.testing.assert_array_equal(with_precision(model, "bf16").apply({"w": jnp.arange(3.0)}, x), x)
+
+
+def test_an_unknown_precision_is_refused():
+    with pytest.raises(InputError, match=r"unknown precision .fp16.\. .*bf16, fp32, tf32"):
+        with_precision(linear(3, 2), "fp16")
 
 
 def test_with_input_composes():

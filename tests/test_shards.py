@@ -159,3 +159,11 @@ def test_labels_the_model_has_no_output_for(label):
         fedda.run("fedavg", MODEL, [client(3), (x, wrong)], cross_entropy, cohort=1)
     with pytest.raises(InputError, match=re.escape(f"y of the test set {message}")):
         fedda.run("fedavg", MODEL, [(x, y)], cross_entropy, cohort=1, test=(x, wrong))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "even"), [((3, 3, 3), True), ((3, 2, 3), False), ((0, 3), False)]
+)
+def test_clients_of_one_size_are_known_to_be(sizes, even):
+    clients = [(np.zeros((size, 2)), np.zeros(size)) for size in sizes]
+    assert from_clients(clients).even is even

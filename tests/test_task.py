@@ -169,6 +169,39 @@ def test_local_steps_take_every_batch_once():
     assert seen == (4, 14)
 
 
+@pytest.mark.parametrize(
+    ("backend", "amount", "loops"), [("cpu", 4, 1), ("gpu", 5, 0), ("gpu", 12, 1)]
+)
+def test_steps_may_be_written_out(monkeypatch, backend, amount, loops):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    batches = task(2, amount).batches(shard(7, 9), random.key(5))
+
+    def step(carry, batch):  # the order of the batches, as the digits of a number
+        return 3 * carry + batch.rows[0, 0].astype(float), Seen(jnp.ones(()), jnp.ones(()))
+
+    def number(start):
+        return local.steps(step, start, batches)
+
+    expected = 0
+    for row in np.asarray(batches.rows[:, 0, 0]):
+        expected = 3 * expected + row
+    found, seen = number(jnp.zeros(()))
+    assert (found.item(), seen.loss.item()) == (expected, amount)
+    program = jax.jit(number).lower(jnp.zeros(())).as_text()
+    assert program.count("stablehlo.while") == loops
+
+
+def test_clients_of_one_size_have_a_known_number_of_steps():
+    plan = task(4, 2, "epochs")
+    assert plan.batches(replace(shard(7, 7), even=True), random.key(5)).steps == 4
+    uneven = plan.batches(shard(7, 7), random.key(5))
+    assert isinstance(uneven.steps, jax.Array)
+    # An absent client has no example that counts, also where it takes the others' steps.
+    absent = plan.batches(replace(shard(0, 7), even=True), random.key(5))
+    assert absent.steps == 4
+    assert not absent.mask.any()
+
+
 def test_full_covers_each_row_once():
     for count, largest in ((7, 7), (7, 10), (1, 10), (3, 3)):
         batches = task(3, 5, "full").batches(shard(count, largest), random.key(0))

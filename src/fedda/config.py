@@ -30,6 +30,7 @@ class Config:
     algorithm: str = "fedda-sgdm"
     task: str = "digits"
     model: str = "mlp"
+    precision: str = "tf32"  # of products; see `models.PRECISIONS`
     partition: str = "dirichlet:0.3"
     partition_seed: int = 0  # apart from `seed`, so that seeds share one federation
     clients: int = 100  # 0: as many as the data has

@@ -104,7 +104,9 @@ class Task(NamedTuple):
         mask = jnp.arange(rows.size, dtype=rows.dtype) < used
         rows = jnp.where(mask, rows, 0)  # masked slots read the client's own first example
         rows, mask = (each.reshape(-1, 1, size) for each in (rows, mask))
-        steps = -(-used // size) if epochs else amount
+        steps: int | Array = amount
+        if epochs:
+            steps = -(-amount * (shard.max_count if shard.even else shard.count) // size)
         return Batches(steps, shard, rows, mask, noise_key, whole=False)
 
     def gradient(self, params: PyTree, batch: Batch) -> tuple[PyTree, Seen]:

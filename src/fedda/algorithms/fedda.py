@@ -5,8 +5,9 @@
                    w <- w - client_lr * g           the momentum is not used here: "decoupled"
                    m <- beta1 m + (1 - beta1) g
                    P <- P + m
-               upload  N_i P,  N_i m,  N_i
-    server:    P, m = the means of P_i, m_i weighted by N_i;  r counts the rounds before this one
+               upload  N_i S,  N_i m,  N_i          S = (W - w) / client_lr, the sum of its g
+    server:    S, m = the means of S_i, m_i weighted by N_i;  r counts the rounds before this one
+               P = S + beta1 / (1 - beta1) (M - m)  which is the mean of the P_i
                G = (P - beta1 M) / (1 - beta1)      the gradient that would have moved M to P
       sgdm     W <- W - server_lr client_lr P
       adam     V <- beta2 V + (1 - beta2) G²
@@ -38,7 +39,6 @@ Weighting: by the number of examples. Clients keep nothing; the server keeps W, 
 Communication, in models: 2 down, 2 up.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -91,7 +91,7 @@ class Message(NamedTuple):
 
 
 class Upload(NamedTuple):
-    moved: PyTree  # P
+    gradients: PyTree  # S
     momentum: PyTree  # m
     steps: PyTree = ()  # T, the number of local steps
     decay: PyTree = ()  # beta1^T
@@ -122,26 +122,24 @@ def work(
 
     batches = task.batches(shard, key)
     (w, m), seen = local.steps(step, (message.params, message.momentum), batches)
-    # P follows from where w and m have come, so that the steps need not carry it.
-    moved = tree.scale(1 / hp.client_lr, tree.sub(message.params, w))
-    P = tree.axpy(hp.beta1 / (1 - hp.beta1), tree.sub(message.momentum, m), moved)
-    upload = Upload(P, m)
+    # The sum of the gradients is in w, and P in that sum and m: the steps need not carry them.
+    gradients = tree.scale(1 / hp.client_lr, tree.sub(message.params, w))
+    upload = Upload(gradients, m)
     if count_steps:
         steps = jnp.asarray(batches.steps, jnp.result_type(float))
-        upload = Upload(P, m, steps, hp.beta1**steps)
+        upload = Upload(gradients, m, steps, hp.beta1**steps)
     return local.weighted(shard, upload), memory, seen
 
 
-def gradient_sum(hp: Any, state: State, upload: Upload) -> PyTree:
-    """The sum of the round's gradients; P and m determine it, so it need not be sent."""
-    change = tree.sub(upload.momentum, state.momentum)
-    return tree.axpy(hp.beta1 / (1 - hp.beta1), change, upload.moved)
+def moved(hp: Any, state: State, upload: Upload) -> PyTree:
+    """P: the sum of the momenta after every step, by m's recursion."""
+    change = tree.sub(state.momentum, upload.momentum)
+    return tree.axpy(hp.beta1 / (1 - hp.beta1), change, upload.gradients)
 
 
-def equivalent_gradient(hp: Any, state: State, upload: Upload) -> PyTree:
+def equivalent_gradient(hp: Any, state: State, P: PyTree) -> PyTree:
     """G: the gradient that would have moved the momentum from M to P."""
-    lead = tree.axpy(-hp.beta1, state.momentum, upload.moved)
-    return tree.scale(1 / (1 - hp.beta1), lead)
+    return tree.scale(1 / (1 - hp.beta1), tree.axpy(-hp.beta1, state.momentum, P))
 
 
 def init_sgdm(hp: SGDM, params: PyTree) -> State:
@@ -150,7 +148,8 @@ def init_sgdm(hp: SGDM, params: PyTree) -> State:
 
 def merge_sgdm(hp: SGDM, state: State, total: local.Weighted) -> State:
     upload = local.mean(total)
-    params = tree.axpy(-hp.server_lr * hp.client_lr, upload.moved, state.params)
+    P = moved(hp, state, upload)
+    params = tree.axpy(-hp.server_lr * hp.client_lr, P, state.params)
     return State(params, upload.momentum)
 
 
@@ -181,7 +180,8 @@ def adagrad(units: Units = "grad", gradient: Gradient = "momentum") -> Algorithm
 
     def merge(hp: AdaGrad, state: State, total: local.Weighted) -> State:
         upload = local.mean(total)
-        G = GRADIENTS[gradient](hp, state, upload)
+        P = moved(hp, state, upload)
+        G = upload.gradients if gradient == "sum" else equivalent_gradient(hp, state, P)
         V = tree.add(state.second, tree.square(G))
         return State(adaptive_step(hp, units, state.params, G, V), upload.momentum, V)
 
@@ -203,7 +203,8 @@ def adam(
 
     def merge(hp: Adam, state: State, total: local.Weighted) -> State:
         upload = local.mean(total)
-        G = GRADIENTS[gradient](hp, state, upload)
+        P = moved(hp, state, upload)
+        G = upload.gradients if gradient == "sum" else equivalent_gradient(hp, state, P)
         rounds, unfilled = state.rounds + 1, state.unfilled
         if count_steps:
             # With gradients of 1, m after t steps is 1 - unfilled beta1^t, and P the sum of these.
@@ -213,7 +214,7 @@ def adam(
         else:
             correction = 1 - hp.beta1**rounds
         V = tree.blend(hp.beta2, state.second, tree.square(G))
-        direction = tree.scale(1 / correction, upload.moved)
+        direction = tree.scale(1 / correction, P)
         corrected = tree.scale(1 / (1 - hp.beta2**rounds), V)
         params = adaptive_step(hp, units, state.params, direction, corrected)
         return State(params, upload.momentum, V, rounds, unfilled)
@@ -221,11 +222,6 @@ def adam(
     counting_work = partial(work, count_steps=count_steps)
     return Algorithm(Adam, init, memory, (Phase(send, counting_work, merge),))
 
-
-GRADIENTS: dict[str, Callable[[Any, State, Upload], PyTree]] = {
-    "momentum": equivalent_gradient,
-    "sum": gradient_sum,
-}
 
 variants = {"fedda-sgdm": sgdm, "fedda-adam": adam, "fedda-adagrad": adagrad}
 reductions = [Reduction("fedda-sgdm", {"beta1": 0.0, "server_lr": 1.0}, "fedavg")]

@@ -28,6 +28,7 @@ def resident(split: Split, most: int | None = None, columns: Columns = XY) -> Sh
         count=jnp.asarray(count),
         max_count=int(count.max()),
         num_clients=split.num_clients,
+        even=bool(count.min() == count.max()),
     )
 
 

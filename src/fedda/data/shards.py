@@ -61,7 +61,7 @@ def _is_ragged(column: Any) -> bool:
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=("x", "y", "start", "count", "held"),
-    meta_fields=("max_count", "num_clients"),
+    meta_fields=("max_count", "num_clients", "even"),
 )
 @dataclass(frozen=True)
 class Shards:
@@ -74,6 +74,7 @@ class Shards:
     max_count: int  # of the whole federation: the only size that is known while compiling
     num_clients: int  # of the whole federation, also in a single shard
     held: Array | None = None  # the ascending ids of the clients that are here, if not all are
+    even: bool = False  # whether every client is known to have `max_count` examples
 
     def shard(self, client: Array | int) -> "Shards":
         """One client's view; one that is not here, or an id past the last, has no examples."""
@@ -121,6 +122,7 @@ def from_clients(clients: Iterable[tuple[Any, Any]]) -> Shards:
         count=jnp.asarray(count),
         max_count=int(count.max()),
         num_clients=len(pairs),
+        even=bool(count.min() == count.max()),
     )
 
 

@@ -5,11 +5,17 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 
-from fedda.errors import InputError
+from fedda.errors import InputError, unknown
 
 Params = Any
+
+# How products of matrices are computed; weights, sums and losses are float32 in all of them.
+# "tf32" rounds factors to 10 bits on GPUs that can, and is "fp32" elsewhere; "bf16" runs the
+# layers in bfloat16.
+PRECISIONS = ("tf32", "fp32", "bf16")
 
 
 class Model(NamedTuple):
@@ -41,6 +47,39 @@ def with_input(
         apply=lambda params, x: model.apply(params, prepare(x)),
         train=None if inner is None and augment is None else train,
     )
+
+
+def with_precision(model: Model, precision: str) -> Model:
+    """The model computed in one of the `PRECISIONS`.
+
+    In bfloat16 the model gets rounded copies of its weights and inputs, and its outputs are float32
+    again. What a model does to stored examples is to stay exact: put `with_input` around this.
+    """
+    if precision not in PRECISIONS:
+        raise unknown("precision", precision, PRECISIONS)
+
+    def computed(function: Callable[..., Any]) -> Callable[..., Any]:
+        def in_bfloat16(params: Params, x: Any, *key: Array) -> Any:
+            low = _cast((params, x), jnp.bfloat16)
+            return _cast(function(*low, *key), jnp.float32)
+
+        def in_float32(params: Params, x: Any, *key: Array) -> Any:
+            with jax.default_matmul_precision("highest" if precision == "fp32" else "high"):
+                return function(params, x, *key)
+
+        return in_bfloat16 if precision == "bf16" else in_float32
+
+    return model._replace(
+        apply=computed(model.apply),
+        train=None if model.train is None else computed(model.train),
+    )
+
+
+def _cast(tree: Any, dtype: Any) -> Any:
+    def cast(leaf: Array) -> Array:
+        return leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+
+    return jax.tree.map(cast, tree)
 
 
 def from_nnx(make: Callable[[Any], Any]) -> Model:

@@ -5,12 +5,16 @@ grouped one, which is slow on every backend; patches times a matrix becomes a ba
 product, which is what the hardware is best at.
 """
 
-from collections.abc import Sequence
-from functools import reduce
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
+
+Convolution = Callable[..., Array]  # with the arguments of `lax.conv_general_dilated`
 
 
 def patches_conv(
@@ -39,12 +43,8 @@ def patches_conv(
             inputs.shape[1:3], (height, width), tuple(window_strides), padding
         )
     padded = jnp.pad(inputs, ((0, 0), *padding, (0, 0)))
-    shifted = [
-        shift
-        for band in _shifts(padded, 1, height, window_strides[0])
-        for shift in _shifts(band, 2, width, window_strides[1])
-    ]
-    patches = jnp.concatenate(shifted, axis=-1)
+    size, strides = (height, width), tuple(window_strides)
+    patches = padded if size == strides == (1, 1) else windows(padded, size, strides)
     # One axis of rows: over several, the gradient of the kernel would need a transposed copy.
     outputs = jnp.matmul(
         patches.reshape(-1, height * width * channels),
@@ -53,6 +53,42 @@ def patches_conv(
         preferred_element_type=preferred_element_type,
     )
     return outputs.reshape(*patches.shape[:-1], features)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1, 2))
+def windows(padded: Array, size: tuple[int, int], strides: tuple[int, int]) -> Array:
+    """The values of each window side by side: [batch, rows, columns, height * width * channels]."""
+    if jax.default_backend() == "cpu":
+        return _joined(padded, size, strides)
+    # Elsewhere one gather is faster, as each thread of a join asks which part it is in.
+    batch, height, width, channels = padded.shape
+    tops, lefts = (
+        np.arange(0, length - window + 1, stride)
+        for length, window, stride in zip((height, width), size, strides, strict=True)
+    )
+    rows = tops[:, None, None, None] + np.arange(size[0])[:, None]
+    columns = lefts[:, None, None] + np.arange(size[1])
+    numbers = (rows * width + columns).astype(np.int32).reshape(-1)
+    taken = padded.reshape(batch, -1, channels).at[:, numbers].get(mode="promise_in_bounds")
+    return taken.reshape(batch, len(tops), len(lefts), -1)
+
+
+@windows.defjvp
+def _windows_jvp(
+    size: tuple[int, int],
+    strides: tuple[int, int],
+    primals: tuple[Array],
+    tangents: tuple[Array],
+) -> tuple[Array, Array]:
+    (padded,), (change,) = primals, tangents
+    # Linear. Written as a join, its transpose is a sum of shifted slices and not a scatter.
+    return windows(padded, size, strides), _joined(change, size, strides)
+
+
+def _joined(padded: Array, size: tuple[int, int], strides: tuple[int, int]) -> Array:
+    bands = _shifts(padded, 1, size[0], strides[0])
+    parts = [part for band in bands for part in _shifts(band, 2, size[1], strides[1])]
+    return jnp.concatenate(parts, axis=-1)
 
 
 def max_pool(inputs: Array, size: int = 2) -> Array:

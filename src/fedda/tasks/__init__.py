@@ -31,7 +31,7 @@ class Problem(NamedTuple):
     data: Mapping[str, Any] = {}  # where the examples are from, for the results
 
 
-DEPENDS_ON = ("task", "model", "partition", "partition_seed", "clients", "data_gb")
+DEPENDS_ON = ("task", "model", "precision", "partition", "partition_seed", "clients", "data_gb")
 
 
 def load(config: Config) -> Problem:

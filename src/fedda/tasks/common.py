@@ -14,7 +14,7 @@ from fedda.data.feed import XY, Columns, Feed
 from fedda.data.shards import Shards, from_partition
 from fedda.data.store import Split, Store
 from fedda.errors import InputError, unknown
-from fedda.models import Model
+from fedda.models import Model, with_precision
 
 _LARGEST = 2**31  # rows, and parts of ragged rows, that the device can count
 
@@ -23,7 +23,7 @@ def chosen_model(config: Config, kinds: Mapping[str, Callable[[], Model]]) -> Mo
     """The model that a configuration names; asked for before the data, which take longer."""
     if config.model not in kinds:
         raise unknown(f"model of {config.task}", config.model, kinds)
-    return kinds[config.model]()
+    return with_precision(kinds[config.model](), config.precision)
 
 
 class Federation(NamedTuple):
