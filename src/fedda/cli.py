@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
 from fedda import algorithms, config, devices, experiment, processes, report
+from fedda.bench_cli import bench_command
 from fedda.data_cli import data_app
 from fedda.errors import InputError, unknown
 from fedda.sweep_cli import sweep_command
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.command("sweep")(sweep_command)
+app.command("bench")(bench_command)
 
 COMPARED = ("fedavg", "fedprox", "fedda-sgdm", "fedda-adam", "fedda-adagrad")
 
