@@ -1,10 +1,11 @@
 """A sweep: every point of one algorithm's grid, trained together, and the best by a stated rule.
 
 A sweep's directory holds `config.toml` (what all points share), `points.jsonl` (a line for each
-point and seed: its values, its last row and its failures) and, at the end, `summary.json`. The
-lines of a batch are there or not, never a part of them, so a sweep that was killed goes on where it
-was. The `train_loss` of a line is the mean over the last rounds, which is what the FedDA paper
-chooses by: over 100 of them, or half of all where there are fewer than 200.
+point and seed: its values, its last row and its failures) and, at the end, `summary.json` and the
+best point as `preset.toml`. The lines of a batch are there or not, never a part of them, so a sweep
+that was killed goes on where it was. The `train_loss` of a line is the mean over the last rounds,
+which is what the FedDA paper and FedOpt's choose by: over 100 of them, or half of all where there
+are fewer than 200.
 """
 
 import dataclasses
@@ -54,11 +55,17 @@ def run(
     by: str = "train_loss",
     together: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
+    only: Iterable[tuple[float, ...]] | None = None,
 ) -> dict[str, Any]:
-    """Trains what its directory does not hold yet of a sweep, and returns the summary."""
+    """Trains what its directory does not hold yet of a sweep, and returns the summary.
+
+    `only` are the points of the grid that are wanted, if not all are.
+    """
     started, compiled = time.perf_counter(), experiment.compile_seconds()
     config = dataclasses.replace(config, eval_every=evaluate_every(config.rounds))
     wanted = _points(config, grid, seeds)
+    if only is not None:
+        wanted = {point: hyper for point, hyper in wanted.items() if point.values in set(only)}
     problem, setup, _ = experiment.prepare(config)  # before anything is written
     api.check_on_device(setup)
     rules = {"train_loss": False, "loss": False}  # whether more is better
@@ -92,7 +99,7 @@ def run(
         "by": by,
         "higher_is_better": rules[by],
         "averaged_rounds": averaged(config.rounds),
-        "best": ranking[0] if _usable(ranking[0], by) else None,
+        "best": ranking[0] if usable(ranking[0], by) else None,
         "ranking": ranking,
     }
     how: dict[str, Any] = {
@@ -114,7 +121,20 @@ def run(
         old = json.loads(path.read_text())
         how = {name: old[name] for name in how}  # it names the versions that did the work
     write_whole(path, json.dumps(summary | how, indent=2) + "\n")
+    if summary["best"] is not None:
+        write_whole(directory / "preset.toml", _preset(config, summary["best"]["hyper"]))
     return summary | how
+
+
+def _preset(config: Config, hyper: Mapping[str, float]) -> str:
+    """The best point as a table of a preset file, and what it was chosen with."""
+    lines = [
+        f"# By fedda sweep: task {config.task}, model {config.model}, {config.rounds} rounds.",
+        f"[{config.algorithm}]",
+        *(f"{name} = {json.dumps(value)}" for name, value in {**config.chosen, **hyper}.items()),
+        *(f"{name} = {json.dumps(getattr(config, name))}" for name in ("local_work", "local_unit")),
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def averaged(rounds: int) -> int:
@@ -228,14 +248,14 @@ def rank(lines: Iterable[Row], grid: Grid, by: str, higher_is_better: bool) -> l
         )
 
     def place(point: dict[str, Any]) -> tuple[bool, int, float]:
-        if not _usable(point, by):
+        if not usable(point, by):
             return True, point["failures"], 0.0
         return False, 0, -point[by] if higher_is_better else point[by]
 
     return sorted(ranking, key=place)
 
 
-def _usable(point: Mapping[str, Any], by: str) -> bool:
+def usable(point: Mapping[str, Any], by: str) -> bool:
     return point["failures"] == 0 and point[by] is not None
 
 

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 from rich.table import Column, Table
 
-from fedda import config, sweep
+from fedda import config, halving, heatmap, sweep
 from fedda.errors import InputError
 from fedda.terminal import err, interruptible, new_directory, out, print_whole
 
@@ -41,6 +41,14 @@ def sweep_command(
         str,
         typer.Option(help="Choose by train_loss, or on the test set by loss or the metric."),
     ] = "train_loss",
+    factor: Annotated[
+        int | None,
+        typer.Option(
+            "--halving",
+            help="Successive halving: train all points shortly, and one in so many on, and on.",
+            show_default="train all points for all rounds",
+        ),
+    ] = None,
     together: Annotated[
         int | None,
         typer.Option(
@@ -68,13 +76,22 @@ def sweep_command(
     directory = out_dir or new_directory(f"sweep-{resolved.task}-{resolved.algorithm}")
     hint = f"Continue with the same command and --out {directory}"
     with _progress(quiet) as tell, interruptible(hint):
-        summary = sweep.run(resolved, points, seeds, directory, by, together, tell)
+        if factor is None:
+            summary = sweep.run(resolved, points, seeds, directory, by, together, tell)
+        else:
+            summary = halving.halve(resolved, points, seeds, directory, factor, by, together, tell)
+        drawn = heatmap.write(summary, directory / "heatmap.png")
     if as_json:
         print(json.dumps({"directory": str(directory), **summary}))
         return
+    for rung in summary.get("rungs", []):
+        out.print(f"{len(rung['ranking'])} points, {rung['rounds']} rounds", soft_wrap=True)
+        print_whole(_table(rung))
     print_whole(_table(summary))
     for line in _remarks(summary):
         out.print(escape(line), soft_wrap=True)
+    if drawn:
+        out.print(f"Drawn in {directory / 'heatmap.png'}", soft_wrap=True)
     out.print(f"Written to {directory}", soft_wrap=True)
 
 
@@ -149,6 +166,10 @@ def _remarks(summary: dict[str, Any]) -> Sequence[str]:
     lines = [f"train_loss: mean over the last {rounds} rounds{over}"]
     if any(point["at_the_end"] for point in summary["ranking"]):
         lines.append("* the end of its grid")
+    if "rungs" in summary:
+        lines.append(
+            f"{summary['share_of_all_rounds']:.0%} of the rounds that all points would take"
+        )
     if best is None:
         lines.append("No point is usable: every one had non-finite uploads or skipped rounds.")
     else:
