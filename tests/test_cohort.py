@@ -1,9 +1,26 @@
-"""The cohorts of published experiments are drawn again, client by client."""
+"""Cohorts: those of published experiments are drawn again; none computes much in vain."""
 
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 
-from fedda.cohort import SAMPLERS, arrange, automatic_chunk, draw_cohort, fedopt_cohort
+from fedda import api, simulate
+from fedda.cohort import (
+    SAMPLERS,
+    Layout,
+    arrange,
+    automatic_chunk,
+    draw_cohort,
+    fedopt_cohort,
+    padding,
+)
+from fedda.models import Model
+from fedda.task import Plan
 
 MODULUS = 2**31 - 1  # a prime, of which 16807 is a primitive root: Park and Miller's generator
 
@@ -86,29 +103,135 @@ def test_samplers_number_rounds_as_their_loops_do():
         assert uniform == draw_cohort(1, number, 500, 10).tolist()
 
 
+def layout_of(devices, chunk=None):
+    mesh = Mesh(np.array(jax.devices()[:1] * devices), ("clients",)) if devices > 1 else None
+    return Layout(chunk, mesh)
+
+
 def test_arranged_clients_are_alike_beside_one_another_and_on_each_device():
     count = np.array([5, 90, 7, 80, 1, 60, 2, 70])
     cohort = np.array([7, 0, 1, 4, 5, 3])
-    assert arrange(cohort, count, 1).tolist() == [1, 3, 7, 5, 0, 4]
-    assert arrange(cohort, count, 2).tolist() == [1, 7, 0, 3, 5, 4]
-    for devices in (1, 2, 4, 7):
-        assert sorted(arrange(cohort, count, devices)) == sorted(cohort)
+    assert arrange(cohort, count, layout_of(1)).tolist() == [1, 3, 7, 5, 0, 4]
+    assert arrange(cohort, count, layout_of(2)).tolist() == [1, 7, 0, 3, 5, 4]
+    for devices, chunk in itertools.product((1, 2, 4, 7), (None, 1, 2, 3)):
+        assert sorted(arrange(cohort, count, layout_of(devices, chunk))) == sorted(cohort)
+
+
+@pytest.mark.parametrize(("devices", "chunk"), [(2, 30), (3, 9), (4, 3), (1, 7)])
+def test_every_device_has_large_clients_first(devices, chunk):
+    """Also where places stay empty, which are the last device's."""
+    count = np.random.default_rng(0).permutation(100)
+    layout = layout_of(devices, chunk)
+    each = len(count) / devices
+    places = -(-math.ceil(each) // chunk) * chunk
+    sizes = count[arrange(np.arange(100), count, layout)]
+    parts = [sizes[first : first + places] for first in range(0, 100, places)]
+    for part in parts:
+        assert (np.diff(part) < 0).all()
+    shortest = min(map(len, parts))
+    for place in range(shortest):
+        values = [part[place] for part in parts]
+        assert max(values) - min(values) == len(parts) - 1
+
+
+def computed_in(plan, counts, cohort, chunk, rounds, stabilise=0):
+    """Counts, in the program itself, the examples the model is applied to in local work."""
+    seen = []
+    clients = [(np.full((n, 1), i, np.float32), np.zeros((n, 1))) for i, n in enumerate(counts)]
+
+    def apply(params, x):
+        jax.debug.callback(lambda x: seen.append(x.size), x)
+        return x * params
+
+    setup, hyper = api.prepare(
+        "fedavg",
+        Model(lambda key: jnp.ones(()), apply),
+        clients,
+        lambda outputs, y: ((outputs - y) ** 2)[:, 0],
+        rounds=rounds,
+        cohort=cohort,
+        batch=plan.batch,
+        local_work=plan.amount,
+        local_unit=plan.unit,
+        stabilise=stabilise,
+        chunk=chunk,
+        client_lr=0.1,
+    )
+    for evaluation in simulate.train(setup, api.traced(hyper, setup.task.model), [3]):
+        jax.block_until_ready(evaluation.run)
+    jax.effects_barrier()
+    return sum(seen), setup
+
+
+@pytest.mark.parametrize(
+    ("plan", "stabilise", "chunk"),
+    [
+        (Plan(4, 1, "epochs"), 0, 1),
+        (Plan(4, 1, "epochs"), 0, 2),
+        (Plan(4, 1, "epochs"), 0, 5),
+        (Plan(4, 3, "epochs"), 1, 3),
+        (Plan(4, 3, "steps"), 0, 2),
+        (Plan(4, 1, "epochs"), 3, 2),
+    ],
+)
+def test_padding_is_what_the_program_computes_too_much(plan, stabilise, chunk):
+    counts, cohort, rounds = [3, 17, 0, 8, 1, 30, 9], 5, 3
+    computed, setup = computed_in(plan, counts, cohort, chunk, rounds, stabilise)
+    useful = needed = 0
+    for number in range(rounds):
+        for client in draw_cohort(3, number, len(counts), cohort):
+            examples = {"epochs": plan.amount * counts[client], "steps": plan.amount * plan.batch}
+            own = counts[client] if number >= rounds - stabilise else examples[plan.unit]
+            useful += own if counts[client] else 0
+            needed += -(-own // plan.batch) * plan.batch if counts[client] else 0
+    waste = simulate.padding_waste(setup, seed=3)
+    assert waste["total"] == pytest.approx(1 - useful / computed)
+    assert waste["unequal_clients"] == pytest.approx(1 - needed / computed)
+
+
+def lognormal(sigma, mean=100):
+    sizes = np.random.default_rng(0).lognormal(0, sigma, 5000) * mean / np.exp(sigma**2 / 2)
+    return np.maximum(sizes.round().astype(int), 1)
+
+
+EPOCH = Plan(20, 1, "epochs")
+
+
+def waste_of(layout, count, size=100):
+    rounds = [(draw_cohort(0, number, len(count), size), EPOCH) for number in range(50)]
+    return padding(layout, rounds, count, count.max())
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_clients_of_unequal_sizes_hardly_wait(devices):
+    """For any model, also one of which thousands are worked on together if they are alike."""
+    count = lognormal(sigma=1)
+    layout = layout_of(devices)
+    chunk = automatic_chunk(4, EPOCH, count, 100, layout.mesh)
+    assert chunk > 1
+    assert waste_of(layout._replace(chunk=chunk), count)["total"] < 0.15
+    assert waste_of(layout, count)["unequal_clients"] > 0.75
 
 
 def test_arranging_wastes_less():
-    """Of the steps that are computed, for 100 clients of log-normal sizes, two at a time."""
-    rng = np.random.default_rng(0)
-    count = rng.lognormal(4, 1, 5000).astype(int) + 1
-    cohort = draw_cohort(0, 0, 5000, 100)
+    count = lognormal(sigma=1)
+    arranged = waste_of(Layout(2), count)
+    assert arranged["unequal_clients"] < 0.06
+    batches = -(-count[draw_cohort(0, 0, 5000, 100)] // 20).reshape(50, 2)
+    assert 1 - batches.mean() / batches.max(1).mean() > 0.25
 
-    def waste(order):
-        steps = -(-count[order] // 20)
-        return 1 - steps.sum() / (2 * steps.reshape(50, 2).max(1)).sum()
 
-    assert waste(arrange(cohort, count, 1)) < 0.1
-    assert waste(cohort) > 0.25
+@pytest.mark.parametrize(
+    ("plan", "sigma", "together"),
+    [(EPOCH, 0, 100), (Plan(20, 5), 1, 100), (EPOCH, 0.5, 4), (EPOCH, 1, 2)],
+)
+def test_as_many_clients_together_as_do_not_wait(plan, sigma, together):
+    assert automatic_chunk(4, plan, lognormal(sigma), 100, None) == together
 
 
 def test_small_models_together_and_large_ones_alone():
-    assert automatic_chunk(20_000) >= 100
-    assert automatic_chunk(5_000_000) == 1
+    count = lognormal(0)
+    assert automatic_chunk(20_000, EPOCH, count, 10, None) == 10
+    assert automatic_chunk(500_000, EPOCH, count, 10, None) == 1
+    # No places stay empty: 2 chunks of 8 instead of 10 and 6.
+    assert automatic_chunk(20_000, EPOCH, count, 16, None) == 8

@@ -176,8 +176,8 @@ def test_each_kind_of_processor_has_its_own_programs(monkeypatch: pytest.MonkeyP
         (None, 2, 10**6, 2),
         (None, 1, 10**6, 1),
         (1, 9, 10**6, 1),
-        (None, 10, 4_810, 1),
-        (None, 10, 20_000, 2),
+        (None, 10, 4_810, 2),
+        (None, 10, 650, 1),
         (2, 1, 10, 2),
     ],
 )

@@ -259,7 +259,8 @@ def test_the_last_rounds_take_one_step_with_all_data():
     losses = []
     for number in range(ROUNDS):
         cohorts = np.zeros((EVERY, 3), np.int32)
-        cohorts[0] = arrange(draw_cohort(5, number, len(CLIENTS), 3), np.asarray(shards.count), 1)
+        drawn = draw_cohort(5, number, len(CLIENTS), 3)
+        cohorts[0] = arrange(drawn, np.asarray(shards.count), Layout())
         state, tally = simulate.segment(
             algorithm, task if number < ROUNDS - LAST else full, Layout(), False,
             hp, state, shards, key, cohorts, None, number, 1,

@@ -16,7 +16,7 @@ from fedda.core import Seen
 from fedda.data.shards import Shards
 from fedda.losses import squared_error
 from fedda.models import Model
-from fedda.task import Batch, Plan, Task, shuffled_epochs
+from fedda.task import Batch, Plan, Task, shuffled, shuffled_epochs
 
 MODEL = Model(
     lambda key: {"w": random.normal(key, (3, 2)), "b": jnp.ones(2)},
@@ -44,6 +44,15 @@ def plausible(observed, expected, freedom):
 
 
 # ---------------------------------------------------------------------------- order of examples
+
+
+def test_one_epoch_alone_is_the_first_of_many():
+    for count in (1, 5, 9):
+        client = shard(count, 9)
+        for number in range(20):
+            key = random.key(number)
+            alone, many = shuffled(key, client, 4), shuffled_epochs(key, client, 27, 4)
+            np.testing.assert_array_equal(alone[:count], many[:count])
 
 
 def test_every_epoch_is_a_permutation():

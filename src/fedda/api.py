@@ -242,7 +242,8 @@ def prepare(
     last_rounds = round(stabilise * rounds) if stabilise < 1 else int(stabilise)
     host_rounds = _host_rounds(record, hyper, model, shards, cohort, memory_gb)
     if chunk is None:
-        chunk = automatic_chunk(tree.nbytes(jax.eval_shape(model.init, random.key(0))))
+        size = tree.nbytes(jax.eval_shape(model.init, random.key(0)))
+        chunk = automatic_chunk(size, task.plan, np.asarray(shards.count), cohort, mesh)
     layout = Layout(chunk, mesh)
     setup = Setup(
         record,

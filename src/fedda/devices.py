@@ -27,9 +27,9 @@ PATIENCE = {
 }
 PATIENCE_BEFORE = (0, 13)  # releases of JAX that know these flags; XLA dies of one it does not know
 
-# The parameters, of all its clients together, that a device must have to train. With fewer, the
-# devices take longer to add up their sums than they gain by sharing the work.
-WORTHWHILE = 100_000
+# The parameters, of all its clients together, that a device must have to train. With fewer, there
+# is little to gain: the devices wait for one another to add up their sums.
+WORTHWHILE = 10_000
 
 CACHE = "FEDDA_COMPILE_CACHE"  # in the environment: a folder for compiled programs, or "off"
 

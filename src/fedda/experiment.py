@@ -244,7 +244,9 @@ def _run(
         "data": dict(problem.data),
         "seconds": seconds(),
         **{name: last[name] for name in simulate.TOTALS},
+        "precision": config.precision,
         "device": device(),
+        "padding_waste": simulate.padding_waste(setup, config.seed),
         "devices": 1 if mesh is None else mesh.size,  # that were used
         "processes": jax.process_count(),
         "versions": versions(),

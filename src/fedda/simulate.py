@@ -12,7 +12,7 @@ from jax import Array, lax, random
 from jax.sharding import Mesh, PartitionSpec
 
 from fedda import core, tree
-from fedda.cohort import Layout, Sampler, arrange, draw_cohort, sum_over_clients
+from fedda.cohort import Layout, Sampler, arrange, draw_cohort, padding, sum_over_clients
 from fedda.core import Algorithm
 from fedda.data.feed import Block, Feed
 from fedda.data.shards import Shards, num_rows, take_rows
@@ -211,7 +211,7 @@ def train(
     if together:
         one = tree.take(one, jnp.asarray(0))
     sent = core.traffic(algorithm, task, *one, example(setup.shards), setup.cohort)
-    full_task = task._replace(plan=Plan(task.plan.batch, unit="full"))
+    full_task = task._replace(plan=_full(task.plan))
     switch = setup.rounds - setup.stabilise
 
     def row(number: int, run: Run, tally: Tally | None) -> Row:
@@ -275,6 +275,24 @@ def start(setup: Setup, hp: Any, seeds: Sequence[int]) -> Run:
     return run._replace(memory=HostMemory(setup.algorithm.memory(hp, run.state.params)))
 
 
+def _full(plan: Plan) -> Plan:
+    return Plan(plan.batch, unit="full")
+
+
+def padding_waste(setup: Setup, seed: int, sample: int = 500) -> dict[str, float]:
+    """How much of the local work is padding, in a sample of a run's rounds; see `padding`."""
+    plan, shards = setup.task.plan, setup.shards
+    switch = setup.rounds - setup.stabilise
+    rounds = (
+        (
+            setup.sample(seed, number, shards.num_clients, setup.cohort),
+            plan if number < switch else _full(plan),
+        )
+        for number in range(0, setup.rounds, max(1, setup.rounds // sample))
+    )
+    return padding(setup.layout, rounds, np.asarray(shards.count), shards.max_count)
+
+
 def _keys(seeds: Sequence[int]) -> Array:
     keys = [random.key(seed) for seed in seeds]
     return jnp.stack(keys) if len(seeds) > 1 else keys[0]
@@ -309,7 +327,7 @@ def host_work(setup: Setup, seeds: Sequence[int], first: int = 0) -> Iterator[Sp
         for i, seed in enumerate(seeds):
             for number in range(first, last):
                 drawn = setup.sample(seed, number, shards.num_clients, setup.cohort)
-                cohorts[i, number - first] = arrange(drawn, count, mesh.size if mesh else 1)
+                cohorts[i, number - first] = arrange(drawn, count, setup.layout)
         here = shards
         if isinstance(shards, Feed):
             asked = np.unique(cohorts[:, : last - first])

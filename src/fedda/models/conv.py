@@ -5,6 +5,7 @@ grouped one, which is slow on every backend; patches times a matrix becomes a ba
 product, which is what the hardware is best at.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from typing import Any
@@ -44,15 +45,27 @@ def patches_conv(
         )
     padded = jnp.pad(inputs, ((0, 0), *padding, (0, 0)))
     size, strides = (height, width), tuple(window_strides)
-    patches = padded if size == strides == (1, 1) else windows(padded, size, strides)
-    # One axis of rows: over several, the gradient of the kernel would need a transposed copy.
-    outputs = jnp.matmul(
-        patches.reshape(-1, height * width * channels),
-        kernel.reshape(-1, features),
-        precision=precision,
-        preferred_element_type=preferred_element_type,
+
+    def product(images: Array) -> Array:
+        patches = images if size == strides == (1, 1) else windows(images, size, strides)
+        # One axis of rows: over several, the gradient of the kernel would need a transposed copy.
+        outputs = jnp.matmul(
+            patches.reshape(-1, height * width * channels),
+            kernel.reshape(-1, features),
+            precision=precision,
+            preferred_element_type=preferred_element_type,
+        )
+        return outputs.reshape(*patches.shape[:-1], features)
+
+    places = math.prod(
+        (n - k) // s + 1 for n, k, s in zip(padded.shape[1:3], size, strides, strict=True)
     )
-    return outputs.reshape(*patches.shape[:-1], features)
+    if jax.default_backend() == "cpu" and places > features:
+        # The patches of one image stay in the cache; they are made again for the gradient. Where
+        # the kernel is larger than they are, it is read only once for all images instead.
+        one = jax.checkpoint(lambda image: product(image[None])[0], prevent_cse=False)
+        return lax.map(one, padded)
+    return product(padded)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1, 2))
