@@ -119,7 +119,7 @@ def one_round(
         memory = tree.put(memory, rows, new)
         visits.append((rows, old))
         state = phase.merge(hp, state, total.upload)
-        usable &= (total.counted > 0) & tree.all_finite(state)
+        usable &= (total.counted > 0) & tree.all_finite((total.upload, state))
         seen = tree.add(seen, total.seen)
         nonfinite += total.nonfinite
     # A round whose sum is unusable never happened: neither for the server nor for its clients.
