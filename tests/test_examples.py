@@ -77,8 +77,7 @@ def test_readme_commands_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         if words[:1] == ["fedda"] and line not in DATA_COMMANDS:
             if words[1] in ("run", "compare", "sweep") and "--resume" not in words:
                 words += ["rounds=2", "eval_every=1", "model=linear", "--quiet"]
-            if words[1] == "bench":
-                words += ["mlp", "--quick"]
+            words += {"bench": ["mlp", "--quick"], "theory": ["--quick"]}.get(words[1], [])
             monkeypatch.setattr(sys, "argv", words)
             with pytest.raises(SystemExit) as stop:
                 cli.main()

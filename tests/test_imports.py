@@ -28,13 +28,14 @@ MAY_IMPORT = {
     "data": "errors",
     "models": "errors",
     "results": "errors files",
-    "report": "errors files results",
+    "page": "results",
+    "report": "errors files page results",
     "portrait": "data errors",
     "core": "errors tree",
     "task": "core data.shards errors models tree",
     "local": "core data.shards errors task tree",
     "algorithms": "core data.shards errors local task tree",
-    "cohort": "tree",
+    "cohort": "task tree",
     "devices": "errors tree",
     "processes": "errors",
     "memory": "tree",
@@ -46,9 +47,26 @@ MAY_IMPORT = {
     "tasks": "config data errors inputs losses models task",
     "experiment": EVERYTHING_ELSE,
     "data_cli": "config data errors portrait tasks terminal",
+    "paper": (
+        "algorithms api config errors experiment files page results simulate tasks together tree"
+    ),
+    "reproduce": "config errors experiment paper tasks",
+    "reproduce_cli": "config errors paper reproduce terminal",
     "sweep": "algorithms api config errors experiment files simulate",
-    "sweep_cli": "config devices errors sweep terminal",
-    "cli": f"{EVERYTHING_ELSE} data_cli experiment sweep sweep_cli terminal",
+    "tracking": "errors",
+    "heatmap": "",
+    "halving": "config errors sweep",
+    "sweep_cli": "config errors halving heatmap sweep terminal",
+    "machine": "models",
+    "bench": "api data.shards devices machine models simulate task tree",
+    "bench_cases": "bench data inputs losses models task tasks",
+    "bench_cli": "bench bench_cases devices errors experiment files machine terminal",
+    "theory": "api data errors losses models simulate",
+    "theory_cli": "errors experiment files terminal theory",
+    "cli": (
+        f"{EVERYTHING_ELSE} bench_cli data_cli experiment reproduce_cli sweep sweep_cli terminal "
+        "theory_cli tracking"
+    ),
 }
 
 

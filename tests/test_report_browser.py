@@ -53,7 +53,7 @@ def page(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def browser(page, tmp_path_factory):
+def chromium(tmp_path_factory):
     programs = {name: shutil.which(name) for name in ("chromium", "chromedriver")}
     if missing := [name for name, path in programs.items() if path is None]:
         reason = f"{' and '.join(missing)} not found on PATH (Debian: chromium, chromium-driver)"
@@ -68,10 +68,15 @@ def browser(page, tmp_path_factory):
         options.add_argument(flag)
     driver = webdriver.Chrome(options=options, service=Service(programs["chromedriver"]))
     try:
-        driver.get(page.as_uri())
         yield driver
     finally:
         driver.quit()
+
+
+@pytest.fixture(scope="module")
+def browser(chromium, page):
+    chromium.get(page.as_uri())
+    return chromium
 
 
 def resize(browser, width):
@@ -88,7 +93,7 @@ def line_paths(browser, plot):
     """The `d` of every line that is drawn in the axes, and the width of what it draws."""
     return browser.execute_script(
         """
-        return [...document.querySelectorAll(`#${arguments[0]} .scatterlayer path.js-line`)]
+        return [...document.querySelectorAll(`#${arguments[0]} .cartesianlayer path.js-line`)]
           .filter(path => parseFloat(getComputedStyle(path).strokeWidth) > 0)
           .map(path => [path.getAttribute('d'), path.getBoundingClientRect().width]);
         """,

@@ -14,12 +14,14 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from fedda import algorithms, config, devices, experiment, processes, report
+from fedda import algorithms, config, devices, experiment, processes, report, tracking
 from fedda.bench_cli import bench_command
 from fedda.data_cli import data_app
 from fedda.errors import InputError, unknown
+from fedda.reproduce_cli import reproduce_command
 from fedda.sweep_cli import sweep_command
 from fedda.terminal import err, interruptible, new_directory, out, print_whole
+from fedda.theory_cli import theory_command
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -29,7 +31,9 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.command("sweep")(sweep_command)
+app.command("reproduce")(reproduce_command)
 app.command("bench")(bench_command)
+app.command("theory")(theory_command)
 
 COMPARED = ("fedavg", "fedprox", "fedda-sgdm", "fedda-adam", "fedda-adagrad")
 
@@ -91,6 +95,9 @@ def run(
     together: Annotated[int, typer.Option("--processes", help="How many they are.")] = 1,
     process: Annotated[int, typer.Option(help="Which of them this is, from 0.")] = 0,
     wait: Annotated[float, typer.Option(help="Seconds to wait for them.")] = 300,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write event files into the run directory.")
+    ] = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -111,11 +118,21 @@ def run(
     resolved = config.resolve(values if resume is None else {})
     directory = resume or out_dir or new_directory(f"{resolved.task}-{resolved.algorithm}")
     hint = f"Continue with: fedda run --resume {directory}"
+    tracker = None
+    if tensorboard and processes.is_first():
+        tracker = tracking.tensorboard(directory / "tensorboard")
     with _progress(quiet) as track, interruptible(hint):
+        show = track(str(directory) if resume is not None else resolved.algorithm)
+
+        def on_progress(done: experiment.Progress) -> None:
+            show(done)
+            if tracker is not None:
+                tracker(done.row)
+
         if resume is not None:
-            outcome = experiment.resume(directory, values, track(str(directory)))
+            outcome = experiment.resume(directory, values, on_progress)
         else:
-            outcome = experiment.run(resolved, directory, track(resolved.algorithm))
+            outcome = experiment.run(resolved, directory, on_progress)
     if not processes.is_first():
         return
     for note in outcome.notes:

@@ -3,16 +3,15 @@
 This module sees result files only, so a report never depends on how its runs were made.
 """
 
-import importlib
-import math
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedda import page
 from fedda.files import write_whole
+from fedda.page import Drawn, Panel
 from fedda.results import (
-    Curve,
     Row,
     Run,
     curves,
@@ -38,35 +37,12 @@ __all__ = [
     "write",
 ]
 
-# Okabe and Ito's colours, less black and yellow, which vanish on a dark or a light page. Seven
-# colours and four dashes have no common factor, so 28 lines differ before a pair comes again.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
-_DASHES = ("solid", "dash", "dot", "dashdot")
-_MATPLOTLIB_DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
-
-# Newer Plotly releases add a button that uploads the figure, hence a list of what is allowed.
-_PLOTLY_CONFIG = {
-    "responsive": True,
-    "displaylogo": False,
-    "displayModeBar": True,
-    "modeBarButtons": [["toImage", "zoom2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]],
-    "showSendToCloud": False,
-}
-
 
 class Report(NamedTuple):
     """What `write` wrote, and what a reader of it should know."""
 
     files: list[Path]
     notes: list[str]
-
-
-class _Panel(NamedTuple):
-    name: str
-    x_label: str
-    y_label: str
-    log: bool
-    curves: list[Curve]
 
 
 def write(
@@ -88,33 +64,9 @@ def write(
 
 def figures(runs: Sequence[Run], directory: str | Path) -> list[Path]:
     """Draw the curves as PNG and PDF: mean over seeds, and a band from lowest to highest."""
-    figure_module = _import("matplotlib.figure")
-    files = []
-    for panel in _panels(runs):
-        longest = max(len(curve.label) for curve in panel.curves)
-        columns = max(1, min(3, 80 // (longest + 8)))
-        height = 3.8 + 0.2 * math.ceil(len(panel.curves) / columns)
-        figure = figure_module.Figure(figsize=(6.4, height), layout="constrained")
-        axes = figure.add_subplot(xlabel=panel.x_label, ylabel=panel.y_label)
-        for index, curve in enumerate(panel.curves):
-            colour, dash = _style(index)
-            axes.plot(
-                curve.x,
-                curve.mean,
-                color=colour,
-                linestyle=_MATPLOTLIB_DASHES[dash],
-                label=curve.label,
-            )
-            axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.15, lw=0)
-        if panel.log:
-            axes.set_yscale("log")
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
-        figure.legend(loc="outside lower center", ncols=columns, frameon=False)
-        for suffix in ("png", "pdf"):
-            files.append(Path(directory) / f"{panel.name}.{suffix}")
-            figure.savefig(files[-1], dpi=200)
-    return files
+    return [
+        path for panel in _panels(runs) for path in page.draw([panel], Path(directory), panel.name)
+    ]
 
 
 def html(runs: Sequence[Run], path: str | Path, threshold: float | None = None) -> None:
@@ -122,116 +74,39 @@ def html(runs: Sequence[Run], path: str | Path, threshold: float | None = None) 
 
     The page loads nothing: it can be mailed, archived and opened without a network.
     """
-    plotly_io = _import("plotly.io")
     plots = []
     for number, panel in enumerate(_panels(runs)):
-        plot = plotly_io.to_html(
-            _plotly_figure(panel),
-            config=_PLOTLY_CONFIG,
-            include_plotlyjs=number == 0,
-            full_html=False,
-            default_height=f"{400 + 14 * len(panel.curves)}px",
-            div_id=f"plot-{panel.name}",
-        )
         heading = escape(f"{panel.y_label} by {panel.x_label}".capitalize())
-        plots.append(f"<h2>{heading}</h2>\n<div class='plot'>{plot}</div>")
+        plots.append(f"<h2>{heading}</h2>\n{page.plot(panel, first=number == 0)}")
     rows = table(runs, threshold)
-    title = escape(f"Federated algorithms on {runs[0].config['task']}")
     notes = "".join(f"<li>{escape(note)}</li>" for note in _notes(runs))
     details = "".join(
-        _html_details(label, run) for label, members in group(runs).items() for run in members
+        _details(label, run) for label, members in group(runs).items() for run in members
     )
-    page = f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<link rel="icon" href="data:,">
-<title>{title}</title>
-<style>{_CSS}</style>
-</head>
-<body>
-<main>
-<h1>{title}</h1>
-<p>{escape(_what_was_run(runs))}</p>
-{_html_table(text_table(rows))}
+    body = f"""<p>{escape(_what_was_run(runs))}</p>
+{page.table(text_table(rows), "results")}
 <p class="small">{escape(_how_to_read(rows[0], threshold))}</p>
 {f"<h2>Notes</h2><ul class='notes'>{notes}</ul>" if notes else ""}
 {"".join(plots)}
 <h2>Runs</h2>
-{details}
-</main>
-</body>
-</html>
-"""
-    write_whole(Path(path), page)
+{details}"""
+    title = f"Federated algorithms on {runs[0].config['task']}"
+    write_whole(Path(path), page.document(title, body))
 
 
-def _panels(runs: Sequence[Run]) -> list[_Panel]:
+def _panels(runs: Sequence[Run]) -> list[Panel]:
     metric, higher_is_better = measure(runs)
 
-    def panel(name: str, key: str, x_label: str, log: bool) -> _Panel:
+    def panel(name: str, key: str, x_label: str, log: bool) -> Panel:
         drawn = curves(runs, key, megabytes if name == "megabytes" else lambda row: row["round"])
-        means = [mean for curve in drawn for mean in curve.mean if math.isfinite(mean)]
-        # A diverging method must be shown, and must not flatten the others against the axis.
-        log = log and bool(means) and 0 < min(means) < max(means) / 100
-        return _Panel(name, x_label, key.replace("_", " "), log, drawn)
+        lines = [Drawn(curve, number) for number, curve in enumerate(drawn)]
+        return Panel(name, x_label, key.replace("_", " "), lines, log_y=log and page.spans(drawn))
 
     return [
         panel("metric", metric, "round", not higher_is_better),
         panel("train_loss", "train_loss", "round", True),
         panel("megabytes", metric, "megabytes up and down", not higher_is_better),
     ]
-
-
-def _style(index: int) -> tuple[str, str]:
-    return _COLOURS[index % len(_COLOURS)], _DASHES[index % len(_DASHES)]
-
-
-def _plotly_figure(panel: _Panel) -> dict[str, Any]:
-    traces: list[dict[str, Any]] = []
-    for index, curve in enumerate(panel.curves):
-        colour, dash = _style(index)
-        name = escape(curve.label)  # Plotly reads a subset of HTML in names
-        common = {"type": "scatter", "mode": "lines", "legendgroup": str(index), "name": name}
-        finite = [i for i, mean in enumerate(curve.mean) if math.isfinite(mean)]
-        if any(curve.low[i] < curve.high[i] for i in finite):
-            outline = [(curve.x[i], curve.low[i]) for i in finite]
-            outline += [(curve.x[i], curve.high[i]) for i in reversed(finite)]
-            band = {
-                "x": [x for x, _ in outline],
-                "y": [y for _, y in outline],
-                "fill": "toself",
-                "fillcolor": colour,
-                "opacity": 0.15,
-                "line": {"width": 0},
-                "hoverinfo": "skip",
-                "showlegend": False,
-            }
-            traces.append(common | band)
-        line = {"color": colour, "dash": dash, "width": 2}
-        traces.append(common | {"x": curve.x, "y": curve.mean, "line": line})
-    # One page serves light and dark: half-transparent grey shows on both, and CSS colours the text.
-    clear, faint, grey = (f"rgba(128, 128, 128, {alpha})" for alpha in (0, 0.3, 0.8))
-    axis = {"automargin": True, "gridcolor": faint, "zerolinecolor": faint}
-    layout = {
-        "template": "none",  # the default is several kilobytes in each plot
-        "paper_bgcolor": clear,
-        "plot_bgcolor": clear,
-        "font": {"family": "system-ui, sans-serif", "size": 13},
-        "margin": {"l": 8, "r": 8, "t": 36, "b": 8},
-        "xaxis": axis | {"title": {"text": escape(panel.x_label)}},
-        "yaxis": axis
-        | {"title": {"text": escape(panel.y_label)}}
-        | ({"type": "log", "dtick": 1} if panel.log else {}),
-        "legend": {"orientation": "h", "x": 0, "y": 0, "yref": "container", "yanchor": "bottom"},
-        "modebar": {"bgcolor": clear, "color": grey, "activecolor": _COLOURS[0]},
-        "dragmode": False,  # on a phone a finger that crosses a plot must scroll the page
-        "showlegend": True,
-        "hoverlabel": {"namelength": -1},
-    }
-    return {"data": traces, "layout": layout}
 
 
 def _what_was_run(runs: Sequence[Run]) -> str:
@@ -263,33 +138,16 @@ def _how_to_read(row: Row, threshold: float | None) -> str:
     return text + " Bands in the figures span the seeds."
 
 
-def _html_table(lines: list[list[str]]) -> str:
-    def cells(line: list[str], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in line) + "</tr>\n"
-
-    header, *body = lines
-    return (
-        "<div class='scroll'><table id='results'>\n"
-        f"<thead>{cells(header, 'th')}</thead>\n"
-        f"<tbody>{''.join(cells(line, 'td') for line in body)}</tbody>\n"
-        "</table></div>"
-    )
-
-
-def _html_details(label: str, run: Run) -> str:
+def _details(label: str, run: Run) -> str:
     facts: dict[str, Any] = {"directory": run.path, "notes": "; ".join(run.notes) or "none"}
     if run.summary is not None:
         facts |= {key: run.summary.get(key) for key in ("parameters", "device", "commit")}
         for key, style in (("seconds", ".1f"), ("versions", "")):
             parts = run.summary.get(key, {}).items()
             facts[key] = ", ".join(f"{name} {part:{style}}" for name, part in parts)
-    lines = "".join(
-        f"<dt>{escape(key)}</dt><dd>{escape(str(value))}</dd>\n"
-        for key, value in [*facts.items(), *run.config.items()]
-    )
     state = ", unfinished" if run.summary is None else ""
-    heading = escape(f"{label}, seed {run.seed}{state}")
-    return f"<details><summary>{heading}</summary>\n<dl>\n{lines}</dl></details>\n"
+    heading = f"{label}, seed {run.seed}{state}"
+    return page.details(heading, [*facts.items(), *run.config.items()])
 
 
 def _notes(runs: Sequence[Run]) -> list[str]:
@@ -299,47 +157,3 @@ def _notes(runs: Sequence[Run]) -> list[str]:
         if len(values) > 1:
             notes.append(f"not one setting: runs differ in {key} ({', '.join(values)})")
     return notes
-
-
-def _import(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ImportError(
-            "figures need matplotlib and plotly: pip install 'fedda[report]'"
-        ) from error
-
-
-_CSS = """
-:root { --ink: #1f2328; --quiet: #59636e; --line: #d1d9e0; --page: #fff; --band: #f6f8fa; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e6edf3; --quiet: #9198a1; --line: #3d444d; --page: #0d1117; --band: #161b22; }
-}
-* { box-sizing: border-box; }
-body {
-  margin: 0; background: var(--page); color: var(--ink); font: 16px/1.5 system-ui, sans-serif;
-}
-main { max-width: 80rem; margin: 0 auto; padding: 1.5rem 1rem 4rem; overflow-wrap: anywhere; }
-h1 { font-size: 1.6rem; line-height: 1.25; margin: 0 0 .5rem; }
-h2 { font-size: 1.15rem; margin: 2.5rem 0 .5rem; }
-.small { color: var(--quiet); font-size: .85rem; }
-.notes { padding-left: 1.2rem; font-size: .9rem; }
-.scroll { overflow-x: auto; margin-top: 1.5rem; }
-table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .4rem .5rem; text-align: right; border-bottom: 1px solid var(--line); }
-th { font-weight: 600; vertical-align: bottom; overflow-wrap: normal; }
-td { white-space: nowrap; }
-th:first-child, td:first-child {
-  position: sticky; left: 0; background: var(--page); text-align: left; padding-left: 0;
-  white-space: normal; min-width: 7.5rem;
-}
-details { border-bottom: 1px solid var(--line); }
-summary { padding: .5rem 0; cursor: pointer; }
-dl {
-  display: grid; grid-template-columns: minmax(6rem, max-content) 1fr; gap: .15rem 1rem;
-  margin: 0 0 1rem; padding: .75rem 1rem; background: var(--band); font-size: .85rem;
-}
-dt { color: var(--quiet); }
-dd { margin: 0; font-family: ui-monospace, monospace; }
-.plot :is(.xtick, .ytick, .g-xtitle, .g-ytitle, .legend) text { fill: var(--ink) !important; }
-"""

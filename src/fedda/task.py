@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax, random
 
 from fedda import tree
@@ -196,7 +197,7 @@ def shuffled(key: Array, shard: Shard, multiple: int) -> Array:
     """The first of the `shuffled_epochs`, three times as fast, and any numbers after it."""
     slots = jnp.arange(_round_up(shard.max_count, multiple), dtype=shard.count.dtype)
     bits = random.bits(key, slots.shape)
-    last = jnp.asarray(jnp.iinfo(bits.dtype).max, bits.dtype)  # and the sort is stable
+    last = jnp.asarray(np.iinfo(bits.dtype).max, bits.dtype)  # and the sort is stable
     _, order = lax.sort((jnp.where(slots < shard.count, bits, last), slots), num_keys=1)
     return order
 

@@ -1,0 +1,262 @@
+"""One small file for each finished run: `cells/<task>/<algorithm>-<hash>.json`.
+
+The hash is of everything that decides the run's numbers: its resolved configuration, without what
+only says how it is computed, and the data. So a run that two tables need is one file, and a file
+can be added by any machine. A file also holds a checksum of itself: what was cut off, changed or
+renamed is found, and named.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedda import config as configs
+from fedda.config import Config
+from fedda.errors import InputError
+from fedda.files import read_rows, write_whole
+
+HOW = ("chunk", "devices", "memory_gb", "data_gb", "checkpoint_every")  # computed, not what
+AVERAGED = 100  # of the last rounds: what FedOpt's authors report
+DIGITS = 6
+
+# What a cell takes over from a run's summary.
+FROM_SUMMARY = (
+    "metric",
+    "higher_is_better",
+    "parameters",
+    "bytes_down",
+    "bytes_up",
+    "nonfinite_clients",
+    "skipped_rounds",
+    "whole_test_set",
+    "seconds",
+    "together",
+    "device",
+    "devices",
+    "processes",
+    "versions",
+    "commit",
+    "data",
+    "clients",
+)
+MAY_MISS = ("whole_test_set", "together", "processes", "devices", "clients")
+
+
+class Cell(NamedTuple):
+    """A finished run, as read."""
+
+    path: Path
+    config: Config
+    content: dict[str, Any]
+
+    @property
+    def data(self) -> str | None:
+        """The data it was trained on; None stands for what comes with the package."""
+        found: str | None = self.content["data"].get("sha256")
+        return found
+
+    def final(self, at: int | None = None) -> float | None:
+        """The metric after the last round, or after round `at`; None where it was not finite."""
+        rows = _columns(self.content["history"])
+        last = self.config.rounds if at is None else at
+        return next((row[self.content["metric"]] for row in rows if row["round"] == last), None)
+
+    def mean(self, at: int | None = None) -> float | None:
+        """The mean of the metric over the evaluations of the last 100 rounds, or those to `at`."""
+        rows = _columns(self.content["history"])
+        last = self.config.rounds if at is None else at
+        return _mean(_late(rows, last), self.content["metric"])
+
+
+def decisive(config: Config) -> dict[str, Any]:
+    """What of a configuration decides the numbers. 1 and 1.0 are one number."""
+    return {
+        name: int(value) if isinstance(value, float) and value.is_integer() else value
+        for name, value in config.flat().items()
+        if name not in HOW
+    }
+
+
+def key(config: Config) -> str:
+    """One text for all configurations with the same numbers."""
+    return json.dumps(decisive(config), sort_keys=True)
+
+
+def group(config: Config) -> str:
+    """One text for the runs that one line of a table sums up, whatever seed and precision."""
+    return key(dataclasses.replace(config, seed=0, precision=""))
+
+
+def name(config: Config, data: str | None) -> str:
+    """What the file of this run is called, without the ending."""
+    return f"{config.algorithm}-{_hash({'config': decisive(config), 'data': data})[:12]}"
+
+
+def path(folder: Path, config: Config, data: str | None) -> Path:
+    return folder / "cells" / config.task / f"{name(config, data)}.json"
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+# ------------------------------------------------------------------------------------------ writing
+
+
+def write(
+    folder: Path,
+    config: Config,
+    history: Sequence[Mapping[str, Any]],
+    summary: Mapping[str, Any],
+    date: float | None = None,
+) -> Path:
+    """Writes the file of a finished run, whole; `date` is now, if it is not given."""
+    metric, last = summary["metric"], config.rounds
+    measured = ("train_loss", "loss", metric)
+    rows = [
+        {"round": row["round"]} | {each: _short(row[each]) for each in measured} for row in history
+    ]
+    if rows[-1]["round"] != last:
+        raise InputError(
+            f"a run of {last} rounds ended after {rows[-1]['round']}: finish it first."
+        )
+    values = [row[metric] for row in rows if row["round"] > 0 and row[metric] is not None]
+    choose = max if summary["higher_is_better"] else min
+    late = _late(rows, last)
+    # The training loss of a row is a mean over the rounds since the row before.
+    trained = [row for row in late if row["round"] > last - averaged(last)]
+    content = {
+        "config": decisive(config),
+        "final": {each: rows[-1][each] for each in measured},
+        "best": choose(values) if values else None,
+        "mean_of_last": {
+            "rounds": averaged(last),
+            "evaluations": len(late),
+            "train_loss": _mean(trained, "train_loss"),
+            "loss": _mean(late, "loss"),
+            metric: _mean(late, metric),
+        },
+        "history": {each: [row[each] for row in rows] for each in ("round", *measured)},
+        **{each: summary[each] for each in FROM_SUMMARY if each in summary},
+        "seconds": {each: round(value, 2) for each, value in summary["seconds"].items()},
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(date)),
+    }
+    content["checksum"] = _hash(content)
+    target = path(folder, config, content["data"].get("sha256"))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # A line for each entry, so that a person can read it and git can compare it.
+    lines = (f"{json.dumps(each)}: {json.dumps(value)}" for each, value in content.items())
+    write_whole(target, "{\n" + ",\n".join(lines) + "\n}\n")
+    return target
+
+
+def averaged(rounds: int) -> int:
+    """Over how many of the last rounds results are averaged: half of them where there are few."""
+    return max(1, min(AVERAGED, rounds // 2))
+
+
+def _late(rows: Sequence[dict[str, Any]], last: int) -> list[dict[str, Any]]:
+    """The evaluations of the last rounds up to `last`, both ends counted; never the untrained."""
+    first = max(1, last - averaged(last))
+    return [row for row in rows if first <= row["round"] <= last]
+
+
+def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    values = [row[name] for row in rows]
+    if not values or None in values:
+        return None
+    return _short(math.fsum(values) / len(values))
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(f"{value:.{DIGITS}g}")
+
+
+def _columns(history: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    return [dict(zip(history, row, strict=True)) for row in zip(*history.values(), strict=True)]
+
+
+class Finished(NamedTuple):
+    """A finished run of `fedda run`."""
+
+    config: Config
+    history: list[dict[str, Any]]
+    summary: dict[str, Any]
+    date: float  # as `time.time` gives it
+
+
+def finished(directory: Path) -> Finished:
+    """What a cell can be made of, out of the directory of a run."""
+    values = configs.read(directory / "config.toml")
+    config = configs.resolve(values)
+    if missing := config.flat().keys() - values.keys():
+        raise InputError(
+            f"{directory / 'config.toml'} does not say {', '.join(sorted(missing))}, on which its "
+            "numbers depend: make the run again with this version."
+        )
+    path = directory / "summary.json"
+    if not path.exists():
+        raise InputError(
+            f"{directory} has no summary.json: it is not finished. Continue it with fedda run "
+            f"--resume {directory}"
+        )
+    summary = json.loads(path.read_text(encoding="utf-8"))
+    if missing := {*FROM_SUMMARY} - {*MAY_MISS} - summary.keys():
+        raise InputError(f"{path} does not say {', '.join(sorted(missing))}.")
+    rows = read_rows(directory / "metrics.jsonl").rows
+    if not rows:
+        raise InputError(f"{directory} has no metrics.jsonl with evaluations.")
+    return Finished(config, rows, summary, path.stat().st_mtime)
+
+
+# ------------------------------------------------------------------------------------------ reading
+
+
+class Damaged(NamedTuple):
+    """A file that is no cell, or none that this version knows."""
+
+    path: Path
+    why: str
+    of_other_version: bool = False
+
+
+class Cells(NamedTuple):
+    """All that a results folder holds: finished runs, and files that are none."""
+
+    found: list[Cell]
+    damaged: list[Damaged]
+
+
+def read(path: Path) -> Cell | Damaged:
+    """One file, if it is whole and in its place."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return Damaged(path, f"is not whole: {error}")
+    if not isinstance(content, dict) or "checksum" not in content:
+        return Damaged(path, "is not whole: it has no checksum")
+    rest = {each: value for each, value in content.items() if each != "checksum"}
+    if _hash(rest) != content["checksum"]:
+        return Damaged(path, "was changed: its checksum is another")
+    own = content["config"]
+    identity = {"config": own, "data": content["data"].get("sha256")}
+    if (path.parent.name, path.stem) != (own["task"], f"{own['algorithm']}-{_hash(identity)[:12]}"):
+        return Damaged(path, "is the result of another configuration than its name says")
+    try:
+        return Cell(path, configs.resolve(own), content)
+    except InputError as error:
+        return Damaged(path, f"is of another version: {error}", of_other_version=True)
+
+
+def read_all(folder: Path) -> Cells:
+    """Every cell of a results folder."""
+    each = [read(path) for path in sorted((folder / "cells").glob("*/*.json"))]
+    return Cells(
+        [cell for cell in each if isinstance(cell, Cell)],
+        [cell for cell in each if isinstance(cell, Damaged)],
+    )

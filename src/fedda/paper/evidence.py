@@ -1,0 +1,113 @@
+"""What the cells hold of each experiment, as the verdicts need it."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedda.paper import cells as stored
+from fedda.paper import experiments, methods, tables
+from fedda.paper.cells import Cell
+from fedda.paper.experiments import Entry
+from fedda.paper.published import OPTIMISERS
+from fedda.paper.tables import Line
+
+
+def lines_of(name: str, found: Sequence[Cell]) -> dict[str, Line]:
+    """The lines of an experiment by label; of several for one run, that of the most seeds."""
+    lines: dict[str, Line] = {}
+    for line in tables.lines(experiments.experiments()[name], found):
+        if line.label not in lines or line.seeds > lines[line.label].seeds:
+            lines[line.label] = line
+    return lines
+
+
+def mean(line: Line | None) -> float:
+    """What a run came to; not a number where it was not run, or did not stay finite."""
+    return math.nan if line is None or line.ours is None else line.ours.mean
+
+
+def columns(name: str) -> dict[str, list[str]]:
+    """The algorithms of a table of methods, in the columns that the paper has."""
+    cells = experiments.experiments()[name].entries
+    plain = [cell.algorithm for cell in cells if "-" not in cell.algorithm]
+    return {
+        optimiser: plain + [one.algorithm for one in cells if one.algorithm.endswith(optimiser)]
+        for optimiser in OPTIMISERS
+    }
+
+
+def reached(cell: Cell, threshold: float) -> float:
+    history = cell.content["history"]
+    for number, value in zip(history["round"], history[cell.content["metric"]], strict=True):
+        if value is not None and value >= threshold:
+            return float(max(1, number))
+    return math.inf
+
+
+def saved(ours: float, theirs: float, length: int) -> float:
+    """The share of rounds saved; who never arrives is counted as arriving at the end."""
+    return 1 - min(ours, length) / min(theirs, length)
+
+
+def first_runs(name: str, found: Sequence[Cell]) -> dict[str, Cell]:
+    """For each algorithm of an experiment, the run of the lowest seed, if there is one."""
+    runs: dict[str, Cell] = {}
+    wanted = {
+        stored.group(tables.resolved(cell, None)): cell.algorithm
+        for cell in experiments.experiments()[name].entries
+    }
+    for cell in sorted(found, key=lambda one: one.config.seed):
+        algorithm = wanted.get(stored.group(cell.config))
+        if algorithm is not None:
+            runs.setdefault(algorithm, cell)
+    return runs
+
+
+def series(
+    name: str, found: Sequence[Cell], setting: Callable[[Entry], Any]
+) -> dict[tuple[str, str], list[tuple[Any, float]]]:
+    """By task and algorithm, what was run of an experiment that varies one setting."""
+    lines = lines_of(name, found)
+    series: dict[tuple[str, str], list[tuple[Any, float]]] = {}
+    for cell in experiments.experiments()[name].entries:
+        if lines[cell.label].seeds and not math.isnan(value := mean(lines[cell.label])):
+            series.setdefault((cell.task, cell.algorithm), []).append((setting(cell), value))
+    return {key: sorted(points) for key, points in series.items()}
+
+
+def shown(points: Sequence[tuple[Any, float]]) -> str:
+    return ", ".join(f"{at:g}: {value:.4g}" for at, value in points)
+
+
+def told(series: Mapping[tuple[str, str], Sequence[tuple[Any, float]]]) -> str:
+    words = [
+        f"{task} {methods.label(algorithm)} ({shown(points)})"
+        for (task, algorithm), points in series.items()
+    ]
+    return "; ".join(words) + "." if words else "No run yet."
+
+
+def _ranks(values: Sequence[float]) -> np.ndarray:
+    """Ranks, equal values sharing the mean of theirs."""
+    array = np.asarray(values)
+    return np.array([(array < one).sum() + ((array == one).sum() + 1) / 2 for one in array])
+
+
+def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float:
+    """Spearman's; not a number where one side is constant."""
+    a, b = (ranks - ranks.mean() for ranks in (_ranks(x), _ranks(y)))
+    below = math.sqrt(float(a @ a) * float(b @ b))
+    return float(a @ b) / below if below else math.nan
+
+
+def late_spread(cell: Cell) -> float:
+    history = cell.content["history"]
+    first = cell.config.rounds - stored.averaged(cell.config.rounds)
+    late = [
+        value
+        for number, value in zip(history["round"], history[cell.content["metric"]], strict=True)
+        if number >= first and value is not None
+    ]
+    return float(np.std(late)) if len(late) > 1 else math.nan

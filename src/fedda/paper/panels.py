@@ -1,0 +1,179 @@
+"""Finished runs as curves: the paper's figures, drawn from our cells.
+
+Of runs that differ in precision or data, those of the most seeds are drawn.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedda import page, results
+from fedda.page import Drawn, Panel
+from fedda.paper import cells, evidence, experiments, methods, tables
+from fedda.paper.cells import Cell
+from fedda.paper.experiments import Entry
+from fedda.results import Curve
+
+TITLES = {
+    "cifar100": "CIFAR-100",
+    "emnist": "EMNIST",
+    "emnist-autoencoder": "EMNIST autoencoder",
+    "stackexchange": "Stack Exchange",
+    "digits": "Digits",
+}
+
+
+def title(task: str) -> str:
+    """What a task is called in headings."""
+    return TITLES.get(task, task)
+
+
+class Row(NamedTuple):
+    """Panels that belong side by side, and are one figure in files."""
+
+    name: str
+    title: str
+    panels: list[Panel]
+
+
+def runs_of(entries: Iterable[Entry], found: Sequence[Cell]) -> list[tuple[Entry, list[Cell]]]:
+    """Each entry with its finished runs, by seed; those without any are left out."""
+    by_group: dict[str, dict[tuple[str, str], list[Cell]]] = {}
+    for cell in sorted(found, key=lambda one: one.config.seed):
+        variants = by_group.setdefault(cells.group(cell.config), {})
+        variants.setdefault((cell.config.precision, cell.data or ""), []).append(cell)
+    made = []
+    for entry in entries:
+        if variants := by_group.get(cells.group(tables.resolved(entry, None)), {}):
+            made.append((entry, max((variants[key] for key in sorted(variants)), key=len)))
+    return made
+
+
+# --------------------------------------------------------------------------------- along a training
+
+
+def training(name: str, found: Sequence[Cell]) -> list[Row]:
+    """A table of methods: metric and training loss by round, and metric by megabytes sent."""
+    entries = experiments.experiments()[name].entries
+    ran = {entry.algorithm: own for entry, own in runs_of(entries, found)}
+    if not ran:
+        return []
+    task = entries[0].task
+    content = next(iter(ran.values()))[0].content
+    metric, higher = content["metric"], content["higher_is_better"]
+    order = list(methods.METHODS)
+
+    def row(kind: str, key: str, heading: str, x_label: str, log: bool) -> Row:
+        x = results.megabytes if kind == "megabytes" else _round
+        panels = []
+        for optimiser, column in evidence.columns(name).items():
+            runs = [
+                _as_run(cell, method)
+                for method in order
+                for algorithm in column
+                if algorithm.partition("-")[0] == method
+                for cell in ran.get(algorithm, [])
+            ]
+            if not runs:
+                continue
+            lines = [
+                Drawn(
+                    curve._replace(label=methods.METHODS[curve.label]),
+                    order.index(curve.label),
+                    thick=curve.label == "fedda",
+                )
+                for curve in results.curves(runs, key, x)
+            ]
+            panels.append(
+                Panel(
+                    f"{task}-{kind}-{optimiser}",
+                    x_label,
+                    key.replace("_", " "),
+                    lines,
+                    log_y=log and page.spans(line.curve for line in lines),
+                    title=methods.OPTIMISER_NAMES[optimiser],
+                    top=_top(lines) if kind == "train_loss" else None,
+                )
+            )
+        return Row(f"{task}-{kind}", heading, panels)
+
+    words = metric.replace("_", " ").capitalize()
+    return [
+        row("metric", metric, f"{words} by round", "round", not higher),
+        row("train_loss", "train_loss", "Training loss by round", "round", True),
+        row("megabytes", metric, f"{words} by megabytes sent", "megabytes up and down", not higher),
+    ]
+
+
+def _top(lines: Sequence[Drawn]) -> float | None:
+    """Ten times the highest loss of a beginning, if one that diverges went beyond.
+
+    It would leave no room for what the others do.
+    """
+    finite = [[mean for mean in line.curve.mean if np.isfinite(mean)] for line in lines]
+    top = 10 * max((means[0] for means in finite if means), default=0.0)
+    return top if any(mean > top for means in finite for mean in means) else None
+
+
+def _round(row: dict[str, Any]) -> float:
+    return float(row["round"])
+
+
+def _as_run(cell: Cell, method: str) -> results.Run:
+    """A cell as what `results.curves` takes; every round sends as much as any other."""
+    content = cell.content
+    sent = {way: content[way] / cell.config.rounds for way in ("bytes_down", "bytes_up")}
+    history = content["history"]
+    rows = [dict(zip(history, row, strict=True)) for row in zip(*history.values(), strict=True)]
+    evaluations = [
+        row | {way: number * row["round"] for way, number in sent.items()} for row in rows
+    ]
+    own = {"algorithm": method, "task": cell.config.task, "seed": cell.config.seed}
+    return results.Run(cell.path, own, evaluations, None, [])
+
+
+# ----------------------------------------------------------------------------- against one setting
+
+
+def varied(
+    name: str, found: Sequence[Cell], x_label: str, setting: Callable[[Entry], Any]
+) -> Row | None:
+    """What FedDA comes to with each value of a setting: a panel for each task that was run."""
+    experiment = experiments.experiments()[name]
+    points: dict[str, dict[str, list[tuple[float, list[float]]]]] = {}
+    metrics: dict[str, str] = {}
+    for entry, own in runs_of(experiment.entries, found):
+        values = [np.nan if (mean := cell.mean(entry.at)) is None else mean for cell in own]
+        of_task = points.setdefault(entry.task, {})
+        of_task.setdefault(entry.algorithm, []).append((float(setting(entry)), values))
+        metrics[entry.task] = own[0].content["metric"].replace("_", " ")
+    panels = [
+        Panel(
+            f"{name}-{task}",
+            x_label,
+            metrics[task],
+            [
+                Drawn(
+                    _over_seeds(methods.label(algorithm), sorted(by_algorithm[algorithm])), number
+                )
+                for number, algorithm in enumerate(experiments.FEDDA)
+                if algorithm in by_algorithm
+            ],
+            few=True,
+            title=title(task),
+        )
+        for task, by_algorithm in points.items()
+    ]
+    return Row(name, experiment.title, panels) if panels else None
+
+
+def _over_seeds(label: str, points: Sequence[tuple[float, list[float]]]) -> Curve:
+    values = [own for _, own in points]
+    return Curve(
+        label,
+        [x for x, _ in points],
+        [float(np.mean(own)) for own in values],
+        [float(np.min(own)) for own in values],
+        [float(np.max(own)) for own in values],
+    )

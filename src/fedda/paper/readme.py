@@ -1,0 +1,54 @@
+"""`README.md` of a results folder: verdicts, then paper beside ours, all from its files."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedda.files import write_whole
+from fedda.paper import experiments, verdicts
+from fedda.paper.cells import Cells
+from fedda.paper.tables import section
+
+INTRO = """# Results
+
+Written by `fedda reproduce --write` from the files in `cells/`, one for each finished run. Do not
+edit it. `fedda reproduce --list` names the experiments; `fedda reproduce table3` adds what is
+missing of one, and `fedda reproduce --add DIRECTORY` takes over a run of `fedda run`.
+
+*Ours* is the mean over the evaluations of the last 100 rounds, with a 95 % interval (Student's t)
+over seeds where there are two or more, and *last* the value after the last round. The paper prints
+one number without seeds. *Elsewhere* is what the authors of FedOpt report for their methods. *Not
+finite* counts uploads of clients that were left out for that, and rounds skipped. `-`: not run yet.
+"""
+
+
+def readme(results: Cells, theory: Mapping[str, Any] | None = None) -> str:
+    """The whole text; `theory` is what `fedda theory` found, if it was run."""
+    made = [section(each, results.found) for each in experiments.experiments().values()]
+    parts = [INTRO.strip(), verdicts.section(results, theory), *made, _sources(results)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _sources(results: Cells) -> str:
+    """Where the numbers are from."""
+    data = sorted(
+        {
+            (one.config.task, one.content.get("clients", 0), one.content["data"].get("words", ""))
+            for one in results.found
+        }
+    )
+    devices = sorted({one.content["device"] for one in results.found})
+    lines = ["## Where the numbers are from", ""]
+    lines += [
+        f"- {task}" + (f", {clients} clients" if clients else "") + f": {words}"
+        for task, clients, words in data
+        if words
+    ]
+    lines += [f"- Trained on {device}." for device in devices]
+    return "\n".join([*lines, f"- {len(results.found)} runs in all."])
+
+
+def write(folder: Path, results: Cells) -> Path:
+    path = folder / "README.md"
+    write_whole(path, readme(results, verdicts.read_theory(folder)))
+    return path

@@ -1,0 +1,183 @@
+"""Paper beside ours: lines of numbers out of finished cells, for a terminal or `README.md`."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedda import algorithms
+from fedda import config as configs
+from fedda.config import Config
+from fedda.paper import cells
+from fedda.paper.cells import Cell
+from fedda.paper.experiments import Entry, Experiment
+
+# Quantiles of Student's t for intervals of 95 %, by degrees of freedom, from 1.
+T: tuple[float, ...] = (
+    12.706,
+    4.303,
+    3.182,
+    2.776,
+    2.571,
+    2.447,
+    2.365,
+    2.306,
+    2.262,
+    2.228,
+    2.201,
+    2.179,
+    2.160,
+)
+T += (2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056)
+
+ALWAYS_WHOLE = ("table2", "table3", "table4", "table5")  # shown with what was not run yet
+
+
+class Interval(NamedTuple):
+    """A mean over seeds; not a number where the result of some seed was not finite."""
+
+    mean: float
+    half: float | None  # the half of its 95 % interval; None for a single seed
+
+
+class Line(NamedTuple):
+    label: str
+    settings: str
+    paper: float | None
+    elsewhere: float | None
+    ours: Interval | None = None
+    last: Interval | None = None
+    seeds: int = 0
+    failures: int = 0
+    variant: str = ""  # what tells two lines of one run from each other
+
+
+def interval(values: Sequence[float | None]) -> Interval:
+    """The mean over seeds, and how far off it may be."""
+    known = [math.nan if value is None else value for value in values]
+    mean = math.fsum(known) / len(known)
+    if len(known) == 1:
+        return Interval(mean, None)
+    quantile = T[min(len(known) - 1, len(T)) - 1]
+    return Interval(mean, quantile * float(np.std(known, ddof=1)) / math.sqrt(len(known)))
+
+
+def lines(experiment: Experiment, found: Iterable[Cell], rounds: int | None = None) -> list[Line]:
+    """What an experiment is about, beside what was found of it: a line each.
+
+    Runs of other seeds are one line; those of another precision or other data are another.
+    """
+    by_group: dict[str, list[Cell]] = {}
+    for cell in found:
+        by_group.setdefault(cells.group(cell.config), []).append(cell)
+    made = []
+    for entry in experiment.entries:
+        config = resolved(entry, rounds)
+        at = None if entry.at is None else min(entry.at, config.rounds)
+        line = Line(entry.label, settings(config), entry.paper, entry.elsewhere)
+        variants: dict[tuple[str, str], list[Cell]] = {}
+        for one in by_group.get(cells.group(config), []):
+            variants.setdefault((one.config.precision, one.data or ""), []).append(one)
+        for (precision, data), own in sorted(variants.items()):
+            of_other = len({key[1] for key in variants}) > 1
+            made.append(
+                line._replace(
+                    ours=interval([one.mean(at) for one in own]),
+                    last=interval([one.final(at) for one in own]),
+                    seeds=len(own),
+                    failures=sum(
+                        one.content["nonfinite_clients"] + one.content["skipped_rounds"]
+                        for one in own
+                    ),
+                    variant=precision + (f", data {data[:8]}" if of_other else ""),
+                )
+            )
+        if not variants:
+            made.append(line)
+    return made
+
+
+def resolved(entry: Entry, rounds: int | None, **own: object) -> Config:
+    """The configuration of an entry, of another length where one is asked for."""
+    length = {} if rounds is None else {"rounds": rounds}
+    return configs.resolve({**entry.values, **length, **own})
+
+
+def settings(config: Config) -> str:
+    """The rates of a run, and what of the rest is not the algorithm's default."""
+    options = algorithms.options(config.algorithm)
+    defaults = {name: choices[0] for name, choices in options.items()}
+    chosen = {name: value for name, value in config.chosen.items() if name in options}
+    defaults |= algorithms.get(config.algorithm, **chosen).Hyper._field_defaults
+    rates = ("client_lr", "server_lr", "eps", "tau", "a", "kappa")
+    shown = [
+        f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in config.chosen.items()
+        if name in rates or value != defaults[name]
+    ]
+    work = f"{config.local_work} {config.local_unit}".removesuffix(
+        "s" if config.local_work == 1 else ""
+    )
+    return ", ".join(
+        [*shown, work, *([f"stabilise {config.stabilise:g}"] * (config.stabilise > 0))]
+    )
+
+
+# ------------------------------------------------------------------------------------------ as text
+
+
+def text(value: Interval | float | None) -> str:
+    """A number as the tables show it."""
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.4f}".removesuffix("0")
+    if math.isnan(value.mean):
+        return "not finite"
+    return f"{value.mean:.4f}" + ("" if value.half is None else f" ± {value.half:.4f}")
+
+
+def rows(made: Sequence[Line]) -> list[list[str]]:
+    """The lines as text under a header, without columns that say nothing."""
+    header = ["run", "paper", "elsewhere", "ours", "last", "seeds", "not finite", "precision"]
+    body = [
+        [
+            line.label,
+            text(line.paper),
+            text(line.elsewhere),
+            text(line.ours),
+            text(line.last),
+            str(line.seeds or "-"),
+            str(line.failures) if line.seeds else "-",
+            line.variant or "-",
+        ]
+        for line in made
+    ]
+    optional = ("paper", "elsewhere")
+    kept = [
+        i
+        for i, name in enumerate(header)
+        if name not in optional or any(row[i] != "-" for row in body)
+    ]
+    return [[row[i] for i in kept] for row in (header, *body)]
+
+
+def markdown(made: Sequence[Line]) -> str:
+    """The lines as a table, with the settings of each run as the last column."""
+    header, *body = rows(made)
+    body = [[*row, line.settings] for row, line in zip(body, made, strict=True)]
+    rule = [":--"] + ["--:"] * (len(header) - 1) + [":--"]
+    return "\n".join(f"| {' | '.join(row)} |" for row in ([*header, "settings"], rule, *body))
+
+
+def section(experiment: Experiment, found: Sequence[Cell]) -> str:
+    made = lines(experiment, found)
+    ran = len({line.label for line in made if line.seeds})
+    state = f"`fedda reproduce {experiment.name}`: {ran} of {len(experiment.entries)} runs."
+    parts = [f"## {experiment.title}", " ".join([state, *experiment.notes])]
+    if experiment.name not in ALWAYS_WHOLE:
+        made = [line for line in made if line.seeds]
+    if made:
+        parts.append(markdown(made))
+    return "\n\n".join(parts)

@@ -1,0 +1,103 @@
+"""Trains the runs of cells: one with checkpoints, or several that are one program together."""
+
+import dataclasses
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import jax
+from jax import random
+
+from fedda import algorithms, api, experiment, simulate, tasks, together, tree
+from fedda.config import Config
+from fedda.paper import cells
+
+SMALL = 2_000_000  # parameters: a larger model keeps a device busy alone
+SHARE = 0.5  # of an accelerator's free memory, for what clients keep
+
+Tell = Callable[[str], None]
+
+
+def program(config: Config) -> str:
+    """One text for runs that one compiled program serves: those that differ in numbers it takes."""
+    options = algorithms.options(config.algorithm)
+    traced = {name for name in config.chosen if name not in options} | {"seed", "rounds"}
+    kept = {name: value for name, value in cells.decisive(config).items() if name not in traced}
+    return str(sorted(kept.items()))
+
+
+def words(config: Config) -> str:
+    """A run as a person is told of it."""
+    return f"{config.task} {config.algorithm} seed {config.seed}"
+
+
+def pays_together(config: Config) -> bool:
+    """Whether runs of this program are faster together, and need nothing that batches lack."""
+    problem, setup, _ = experiment.prepare(config)
+    parameters = tree.size(jax.eval_shape(problem.model.init, random.key(0)))
+    return parameters <= SMALL and setup.host_rounds is None and problem.final is None
+
+
+def alone(config: Config, folder: Path, name: str, tell: Tell) -> None:
+    """Trains one run, from its last checkpoint if it was interrupted, and writes its cell."""
+    directory = folder / ".work" / name
+
+    def told(progress: experiment.Progress) -> None:
+        value = progress.row[progress.metric]
+        shown = "-" if value is None else f"{value:.3g}"
+        done = f"round {progress.row['round']}/{progress.rounds}"
+        tell(f"{words(config)}: {done} {progress.metric} {shown}")
+
+    if (directory / "config.toml").exists():
+        outcome = experiment.resume(directory, None, told)
+        for note in outcome.notes:
+            tell(f"{words(config)}: {note}")
+    else:
+        outcome = experiment.run(_with_memory(config), directory, told)
+    clients = tasks.load(config).shards.num_clients
+    cells.write(folder, config, outcome.result.history, outcome.summary | {"clients": clients})
+    shutil.rmtree(directory)
+
+
+def _with_memory(config: Config) -> Config:
+    """Lets client memory have its share of an accelerator, which changes no number."""
+    if jax.devices()[0].platform == "cpu":
+        return config
+    free = together.device_memory(jax.devices()[:1])
+    room = max(config.memory_gb, round(SHARE * free / 1e9, 1)) if free < 1e15 else config.memory_gb
+    return dataclasses.replace(config, memory_gb=room)
+
+
+def several(runs: Sequence[Config], folder: Path, tell: Tell) -> None:
+    """Trains runs of one program, and writes the cells of a batch when the batch is done."""
+    compiled = experiment.compile_seconds()
+    problem, setup, _ = experiment.prepare(runs[0])
+    hypers = [algorithms.configure(each.algorithm, each.chosen)[1] for each in runs]
+
+    def told(members: range, number: int) -> None:
+        rounds = f"round {number}/{runs[0].rounds}"
+        tell(f"{words(runs[members.start])} and {len(members) - 1} more together: {rounds}")
+
+    for done in api.train_grid(setup, hypers, [each.seed for each in runs], None, told):
+        compiling = experiment.compile_seconds() - compiled
+        compiled += compiling
+        share = {"total": done.seconds + compiling, "compile": compiling}
+        count = len(done.members)
+        mesh = setup.layout.mesh
+        state = done.states()[0]
+        for i, history in zip(done.members, done.histories, strict=True):
+            summary = {
+                "metric": problem.metrics[0].__name__,
+                "higher_is_better": problem.higher_is_better,
+                "parameters": tree.size(state.params),
+                **{name: history[-1][name] for name in simulate.TOTALS},
+                "seconds": {name: value / count for name, value in share.items()},
+                "together": done.size,
+                "device": experiment.device(),
+                "devices": 1 if mesh is None else mesh.size,
+                "versions": experiment.versions(),
+                "commit": experiment.commit(),
+                "data": dict(problem.data),
+                "clients": problem.shards.num_clients,
+            }
+            cells.write(folder, runs[i], history, summary)

@@ -1,0 +1,290 @@
+"""What our results say of each claim of the paper that numbers can settle.
+
+F1 to F4 are about mathematics: `fedda theory` measures them, and what it wrote into `theory` beside
+the cells is read here. The rest is read off the cells alone. A claim that needs runs which are
+missing is not settled, and what is there so far is told.
+"""
+
+import itertools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedda.paper import cells as stored
+from fedda.paper import evidence, experiments, methods, tables
+from fedda.paper.cells import Cell, Cells
+from fedda.paper.experiments import FEDDA
+
+HOLDS, IN_PART, FAILS, OPEN = "holds", "holds in part", "does not hold", "not settled"
+
+# What a convergence is measured by, as the paper's "turning points" are not defined.
+THRESHOLDS = {
+    "cifar100": (0.30, 0.35, 0.40, 0.45),
+    "emnist": (0.75, 0.80, 0.82, 0.84),
+    "stackexchange": (0.2, 0.4, 0.6),
+}
+PAPER_FASTER = {"cifar100": 0.343, "emnist": 0.226, "stackexchange": 0.754}  # fewer rounds, it says
+
+
+class Verdict(NamedTuple):
+    name: str
+    claim: str
+    verdict: str
+    measured: str
+
+
+def verdicts(results: Cells, theory: Mapping[str, Any] | None) -> list[Verdict]:
+    """One for each claim, F1 to F14."""
+    found = results.found
+    return [
+        *(_of_theory(name, claim, theory) for name, claim in THEORY.items()),
+        _faster(found),
+        _best(found),
+        _stack_overflow(found),
+        _local_iterations(found),
+        _more_rounds(found),
+        _sensitivity(found),
+        _stabilisation(found),
+        _decoupling(found),
+        _of_theory("F13", RATIOS, theory),
+        _cost(found),
+    ]
+
+
+def read_theory(folder: Path) -> dict[str, Any] | None:
+    path = folder / "theory" / "theory.json"
+    if not path.exists():
+        return None
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def section(results: Cells, theory: Mapping[str, Any] | None) -> str:
+    rows = [f"| {' | '.join(each)} |" for each in verdicts(results, theory)]
+    head = ["| | the paper says | verdict | what we measured |", "|:--|:--|:--|:--|"]
+    return "\n".join(["## What becomes of the paper's claims", "", *head, *rows])
+
+
+# ------------------------------------------------------------------------------------ from theory
+
+THEORY = {
+    "F1": "With one full-batch step and all clients, FedDA is the centralised optimiser.",
+    "F2": "The mean of the decoupled momenta is the global momentum, exactly.",
+    "F3": "Local momentum deviates exponentially with local steps t, decoupled momentum as t².",
+    "F4": "Local deviations grow at the rate λ+ of its appendix.",
+}
+RATIOS = "In FedDA+Adam the entries of m̂ / √v̂ stay near ±1."
+
+
+def _of_theory(name: str, claim: str, theory: Mapping[str, Any] | None) -> Verdict:
+    """What `fedda theory` found; a claim of several parts holds if all of them do."""
+    parts = [part for part in (theory or {}).get("claims", []) if part["key"].startswith(name)]
+    if not parts:
+        return Verdict(name, claim, OPEN, "Not measured yet.")
+    holding = sum(part["verdict"] == HOLDS for part in parts)
+    partly = any(part["verdict"] == IN_PART for part in parts)
+    verdict = HOLDS if holding == len(parts) else IN_PART if holding or partly else FAILS
+    told = [part["measured"] for part in parts]
+    if len(parts) > 1:
+        told = [f"{part['claim']}, which {part['verdict']}: {part['measured']}" for part in parts]
+    return Verdict(name, claim, verdict, ". ".join(told) + ".")
+
+
+# -------------------------------------------------------------------------------------- from cells
+
+
+def _ranked(name: str, found: Sequence[Cell], higher: bool) -> tuple[list[str], int, int]:
+    """Of each column that was run: FedDA beside the best other; its wins; the columns."""
+    lines = evidence.lines_of(name, found)
+    words, wins, run = [], 0, 0
+    for optimiser, column in evidence.columns(name).items():
+        means = {each: evidence.mean(lines[methods.label(each)]) for each in column}
+        ours = means.pop(f"fedda-{optimiser}")
+        seen = [lines[methods.label(each)].seeds > 0 for each in column]
+        if not all(seen):
+            words.append(f"{methods.OPTIMISER_NAMES[optimiser]} {sum(seen)} of {len(seen)} runs")
+            continue
+        sign = 1 if higher else -1
+        rivals = {each: mean for each, mean in means.items() if not math.isnan(mean)}
+        rival = max(rivals, key=lambda each: sign * rivals[each])
+        run += 1
+        wins += sign * ours > sign * rivals[rival]
+        words.append(
+            f"{methods.OPTIMISER_NAMES[optimiser]} FedDA {ours:.4g}, best other "
+            f"{methods.label(rival)} {rivals[rival]:.4g}"
+        )
+    return words, wins, run
+
+
+def _decided(wins: int, run: int, needed: int) -> str:
+    if run < needed:
+        return OPEN
+    return HOLDS if wins == run else FAILS if wins == 0 else IN_PART
+
+
+def _best(found: Sequence[Cell]) -> Verdict:
+    claim = "FedDA ends best in every column of tables 2 to 4."
+    told, wins, run = [], 0, 0
+    for name, title, higher in (
+        ("table2", "CIFAR-100", True),
+        ("table3", "EMNIST", True),
+        ("table4", "autoencoder", False),
+    ):
+        words, won, ran = _ranked(name, found, higher)
+        told.append(f"{title}: {'; '.join(words)}.")
+        wins, run = wins + won, run + ran
+    count = f"Best in {wins} of {run} complete columns of 9, at published rates."
+    return Verdict("F6", claim, _decided(wins, run, 9), " ".join([count, *told]))
+
+
+def _stack_overflow(found: Sequence[Cell]) -> Verdict:
+    claim = "FedDA ends best on Stack Overflow in most tests, by 22.3 % with SGDM."
+    words, wins, run = _ranked("table5", found, True)
+    own = "Its own table 5 has CLIMB 0.302 and FedOpt 0.691 above FedDA's 0.273 and 0.674."
+    told = f"Stack Exchange, not its data: {'; '.join(words)}."
+    return Verdict("F7", claim, _decided(wins, run, 3), f"{own} {told}")
+
+
+def _faster(found: Sequence[Cell]) -> Verdict:
+    claim = "FedDA needs 34.3 % (CIFAR-100), 22.6 % (EMNIST), 75.4 % (Stack Overflow) fewer rounds."
+    told, done = [], []
+    for name, task in (("table2", "cifar100"), ("table3", "emnist"), ("table5", "stackexchange")):
+        runs = evidence.first_runs(name, found)
+        saved = [
+            evidence.saved(
+                evidence.reached(runs[own], goal),
+                evidence.reached(runs[other], goal),
+                runs[own].config.rounds,
+            )
+            for optimiser, column in evidence.columns(name).items()
+            if (own := f"fedda-{optimiser}") in runs
+            for other in column
+            if other in runs and other != own
+            for goal in THRESHOLDS[task]
+        ]
+        whole = len(runs) == len(experiments.experiments()[name].entries)
+        if saved:
+            part = (
+                ""
+                if whole
+                else f" ({len(runs)} of {len(experiments.experiments()[name].entries)} runs)"
+            )
+            told.append(f"{task} {np.mean(saved):.1%}{part}")
+        if whole:
+            done.append(float(np.mean(saved)) >= PAPER_FASTER[task])
+    goals = "; ".join(f"{task} {', '.join(map(str, each))}" for task, each in THRESHOLDS.items())
+    words = ", ".join(told) if told else "no pair of runs yet"
+    return Verdict(
+        "F5",
+        claim,
+        _decided(sum(done), len(done), 3),
+        f"Mean share of rounds saved to the thresholds ({goals}): {words}.",
+    )
+
+
+def _local_iterations(found: Sequence[Cell]) -> Verdict:
+    claim = "Accuracy first rises with local iterations T, then saturates or collapses."
+    series = evidence.series("figure5", found, lambda cell: cell.values["local_work"])
+    whole = [points for points in series.values() if len(points) == len(experiments.LOCAL)]
+    rising = [points[0][1] < max(value for _, value in points) for points in whole]
+    return Verdict(
+        "F8", claim, _decided(sum(rising), len(whole), 6), f"By T: {evidence.told(series)}"
+    )
+
+
+def _more_rounds(found: Sequence[Cell]) -> Verdict:
+    claim = "Accuracy rises with the number of rounds."
+    series = evidence.series("figure6", found, lambda cell: cell.at)
+    rising = [
+        all(after > before - 0.01 for (_, before), (_, after) in itertools.pairwise(points))
+        for points in series.values()
+    ]
+    return Verdict(
+        "F9", claim, _decided(sum(rising), len(series), 6), f"By rounds: {evidence.told(series)}"
+    )
+
+
+def _sensitivity(found: Sequence[Cell]) -> Verdict:
+    claim = "FedDA reacts to its rates as tables 6 to 11 show."
+    told, agreed = [], []
+    for number in range(6, 12):
+        lines = [line for line in evidence.lines_of(f"table{number}", found).values() if line.seeds]
+        for task in ("emnist", "cifar100"):
+            own = [line for line in lines if line.label.startswith(task)]
+            ours = [0.0 if math.isnan(evidence.mean(line)) else evidence.mean(line) for line in own]
+            paper = [line.paper for line in own if line.paper is not None]
+            if len(own) == 4:
+                agreed.append(evidence.rank_correlation(paper, ours))
+                told.append(f"table {number} {task} {agreed[-1]:.2f}")
+    clear = [one for one in agreed if not math.isnan(one)]
+    words = ", ".join(told) if told else "no table is complete"
+    return Verdict(
+        "F10",
+        claim,
+        _decided(sum(one >= 0.8 for one in clear), len(agreed), 12),
+        f"Rank correlation of four values each: {words}.",
+    )
+
+
+def _stabilisation(found: Sequence[Cell]) -> Verdict:
+    claim = "Full-batch rounds at the end make training converge."
+    told, calmer = [], []
+    cells = experiments.experiments()["stabilise"].entries
+    by_run: dict[tuple[str, str], dict[float, Cell]] = {}
+    for cell in cells:
+        group = stored.group(tables.resolved(cell, None))
+        own = [one for one in found if stored.group(one.config) == group]
+        if own:
+            by_run.setdefault((cell.task, cell.algorithm), {})[cell.values["stabilise"]] = own[0]
+    for (task, algorithm), runs in by_run.items():
+        shown = ", ".join(
+            f"{share:g}: {one.mean() or math.nan:.4g} ± {evidence.late_spread(one):.2g}"
+            for share, one in sorted(runs.items())
+        )
+        told.append(f"{task} {methods.label(algorithm)} ({shown})")
+        if {0.0, 0.05} <= runs.keys():
+            calmer.append(evidence.late_spread(runs[0.05]) < evidence.late_spread(runs[0.0]))
+    words = "; ".join(told) + "." if told else "No run yet."
+    return Verdict(
+        "F11",
+        claim,
+        _decided(sum(calmer), len(calmer), 3),
+        f"By share of rounds, mean and deviation over the last 100 rounds: {words}",
+    )
+
+
+def _decoupling(found: Sequence[Cell]) -> Verdict:
+    claim = "It is the decoupled momentum that helps."
+    series = evidence.series("ablation", found, lambda cell: cell.values.get("beta1", math.inf))
+    helped = []
+    for points in series.values():
+        by_beta = dict(points)
+        if {0.0, 0.9} <= by_beta.keys():
+            helped.append(by_beta[0.9] > by_beta[0.0])
+    words = evidence.told({key: [p for p in points if p[0] < 1] for key, points in series.items()})
+    return Verdict("F12", claim, _decided(sum(helped), len(helped), 3), f"By beta1: {words}")
+
+
+def _cost(found: Sequence[Cell]) -> Verdict:
+    claim = "FedDA costs a second model, down and up, and little time."
+    told = []
+    for name, task in (("table2", "cifar100"), ("table3", "emnist")):
+        for algorithm, cell in evidence.first_runs(name, found).items():
+            if algorithm not in (*FEDDA, "fedavg"):
+                continue
+            content, config = cell.content, cell.config
+            model = 4 * content["parameters"] * config.cohort * config.rounds
+            down, up = (content[f"bytes_{way}"] / model for way in ("down", "up"))
+            seconds = (content["seconds"]["total"] - content["seconds"]["compile"]) / config.rounds
+            told.append(
+                f"{task} {methods.label(algorithm)} {down:.2f} down, {up:.2f} up, "
+                f"{1e3 * seconds:.3g} ms a round"
+            )
+    ran = [set(evidence.first_runs(name, found)) for name in ("table2", "table3")]
+    verdict = HOLDS if any({"fedavg", *FEDDA} <= each for each in ran) else OPEN
+    words = "; ".join(told) + "." if told else "No run yet."
+    return Verdict("F14", claim, verdict, f"In models of float32: {words}")

@@ -1,0 +1,284 @@
+"""One web page of a results folder: verdicts, paper beside ours, curves, rates, provenance.
+
+Everything on it is read off the cells and `theory.json`. What was not run yet is named, not drawn.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from fedda import page
+from fedda.errors import InputError
+from fedda.files import write_whole
+from fedda.paper import cells, experiments, panels, provenance, rates, tables, verdicts
+from fedda.paper.cells import Cells
+from fedda.paper.experiments import Experiment
+from fedda.paper.panels import Row, title
+from fedda.paper.tables import Line
+from fedda.paper.verdicts import Verdict
+
+LONG = 400  # characters, from which on a text is folded
+TITLE = "The FedDA paper, run again"
+COMPARED = tables.ALWAYS_WHOLE
+VARIED = {  # what their horizontal axis is
+    "figure5": ("local iterations", lambda entry: entry.values["local_work"]),
+    "figure5-scaled": ("local iterations", lambda entry: entry.values["local_work"]),
+    "figure6": ("rounds", lambda entry: entry.at),
+}
+MARKS = {
+    verdicts.HOLDS: ("holds", "✓"),
+    verdicts.IN_PART: ("partly", "◐"),
+    verdicts.FAILS: ("fails", "✗"),
+    verdicts.OPEN: ("open", "?"),
+}
+GONE = "What leaves the plot is more than ten times as high as any loss at the beginning."
+BANDS = "Means over seeds; a band spans them, from the lowest to the highest."
+
+
+def write(folder: Path, directory: Path) -> list[Path]:
+    """Writes `results.html`, and its figures as PNG and PDF; gives their paths, the page first."""
+    results, theory = cells.read_all(folder), verdicts.read_theory(folder)
+    if not results.found and theory is None:
+        raise InputError(
+            f"{folder} holds no finished run and no theory.json: run fedda reproduce digits "
+            f"--results {folder}, or give another folder."
+        )
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "results.html"
+    made = _Page(results, directory)
+    made.verdicts(theory)
+    made.compared()
+    made.curves()
+    made.varied()
+    made.rates()
+    made.others()
+    made.provenance(theory)
+    write_whole(path, made.text())
+    return [path, *made.files]
+
+
+class _Page:
+    """Collects the sections of the page, its figures, and what there is nothing of yet."""
+
+    def __init__(self, results: Cells, directory: Path) -> None:
+        self.results, self.directory = results, directory
+        self.sections: list[tuple[str, str, str]] = []  # name, heading, HTML
+        self.missing: list[str] = []
+        self.files: list[Path] = []
+        self.plots = 0
+
+    def text(self) -> str:
+        links = "".join(
+            f"<a href='#{name}'>{escape(heading)}</a>\n" for name, heading, _ in self.sections
+        )
+        gone = escape(f"Not run yet: {'; '.join(self.missing)}.") if self.missing else ""
+        body = "".join(
+            f"<section id='{name}'><h2>{escape(heading)}</h2>\n{html}</section>\n"
+            for name, heading, html in self.sections
+        )
+        intro = f"{provenance.count(self.results.found, 'finished run')}."
+        return page.document(
+            TITLE,
+            f"<p>{intro}</p>\n<nav>{links}</nav>\n"
+            + (f"<p class='small' id='missing'>{gone}</p>\n" if gone else "")
+            + body,
+            _CSS,
+        )
+
+    # ------------------------------------------------------------------------------------ sections
+
+    def verdicts(self, theory: Mapping[str, Any] | None) -> None:
+        found = verdicts.verdicts(self.results, theory)
+        count = Counter(each.verdict for each in found)
+        words = ", ".join(f"{name} {count[name]}" for name in MARKS if count[name])
+        listed = "".join(map(_verdict, found))
+        self._add(
+            "verdicts",
+            "What becomes of the paper's claims",
+            f"<p>{len(found)} claims: {escape(words)}.</p>\n<ul class='verdicts'>{listed}</ul>\n",
+        )
+
+    def compared(self) -> None:
+        how = (
+            "Ours is the mean over the evaluations of the last 100 rounds, with a 95 % interval "
+            "over seeds where there are two or more; last is the value after the last round. The "
+            "paper prints one number without seeds; elsewhere is what the authors of FedOpt report."
+        )
+        made = self._tables(experiments.experiments()[name] for name in COMPARED)
+        if made:
+            self._add("tables", "Paper beside ours", f"<p class='small'>{how}</p>\n{made}")
+
+    def curves(self) -> None:
+        """The paper's figures 1 to 4, 7 and 8."""
+        for name in COMPARED:
+            experiment = experiments.experiments()[name]
+            task = experiment.tasks[0]
+            rows = panels.training(name, self.results.found)
+            if rows:
+                note = f"<p class='small'>{escape(' '.join([BANDS, *experiment.notes]))}</p>\n"
+                drawn = "".join(
+                    self._row(row, GONE if any(one.top is not None for one in row.panels) else "")
+                    for row in rows
+                )
+                self._add(f"curves-{task}", f"{title(task)}: training", note + drawn)
+            else:
+                self.missing.append(f"curves of {title(task)}")
+
+    def varied(self) -> None:
+        html = ""
+        for name, (x_label, setting) in VARIED.items():
+            experiment = experiments.experiments()[name]
+            row = panels.varied(name, self.results.found, x_label, setting)
+            if row is None:
+                self.missing.append(experiment.title)
+            else:
+                html += self._row(row, " ".join([*experiment.notes, BANDS]))
+        if html:
+            self._add("varied", "Local iterations and rounds", html)
+
+    def rates(self) -> None:
+        html = ""
+        for name in rates.TABLES:
+            experiment = experiments.experiments()[name]
+            strips = rates.strips(name, self.results.found)
+            ran = {strip.task for strip in strips}
+            gone = [title(task) for task in experiment.tasks if task not in ran]
+            if gone:
+                number = experiment.title.partition(":")[0]
+                self.missing.append(f"{number} on {', '.join(gone)}")
+            if strips:
+                self.files += rates.draw(name, strips, self.directory)
+                drawn = "".join(map(rates.html, strips))
+                html += f"<h3>{escape(experiment.title)}</h3>\n<div class='side'>{drawn}</div>\n"
+        if html:
+            how = (
+                "A stronger colour is a higher value of its strip. The rank correlation "
+                "(Spearman's) of paper and ours is 1 where both order the rates alike. "
+                + experiments.NOT_STACK_OVERFLOW
+            )
+            self._add(
+                "rates", "Sensitivity to rates", f"<p class='small'>{escape(how)}</p>\n{html}"
+            )
+
+    def others(self) -> None:
+        """Experiments that are shown nowhere else."""
+        shown = {*COMPARED, *VARIED, *rates.TABLES}
+        every = experiments.experiments().values()
+        made = self._tables(each for each in every if each.name not in shown)
+        if made:
+            self._add("others", "Beyond the paper", made)
+
+    def provenance(self, theory: Mapping[str, Any] | None) -> None:
+        html = provenance.html(self.results, theory)
+        self._add("provenance", "Where the numbers are from", html)
+
+    # --------------------------------------------------------------------------------------- parts
+
+    def _add(self, name: str, heading: str, html: str) -> None:
+        self.sections.append((name, heading, html))
+
+    def _tables(self, chosen: Iterable[Experiment]) -> str:
+        """The experiments that were run at least in part; of the paper's, what is missing too."""
+        html = ""
+        for experiment in chosen:
+            lines = tables.lines(experiment, self.results.found)
+            ran = len({line.label for line in lines if line.seeds})
+            if ran == 0:
+                self.missing.append(experiment.title)
+                continue
+            if experiment.name not in tables.ALWAYS_WHOLE:
+                lines = [line for line in lines if line.seeds]
+            state = f"{ran} of {len(experiment.entries)} runs."
+            note = escape(" ".join([state, *experiment.notes]))
+            html += f"<h3>{escape(experiment.title)}</h3>\n<p class='small'>{note}</p>\n"
+            html += page.table(_listing(lines), experiment.name)
+        return html
+
+    def _row(self, row: Row, note: str = "") -> str:
+        """Plots side by side, and their file."""
+        self.files += page.draw(row.panels, self.directory, row.name)
+        figures = ""
+        for panel in row.panels:
+            self.plots += 1
+            drawn = page.plot(panel, first=self.plots == 1)
+            figures += f"<figure><figcaption>{escape(panel.title)}</figcaption>{drawn}</figure>\n"
+        told = f"<p class='small'>{escape(note)}</p>\n" if note else ""
+        return f"<h3>{escape(row.title)}</h3>\n{told}<div class='side'>{figures}</div>\n"
+
+
+def _listing(lines: Sequence[Line]) -> list[list[str]]:
+    """The lines as text, with the settings; what a phone shows first is the paper and ours."""
+    header, *body = tables.rows(lines)
+    ours = header.index("ours")
+    for row, line in zip(body, lines, strict=True):
+        row[ours] = row[ours] if line.seeds else "not run"
+    shown = [
+        [*row, last]
+        for row, last in zip(
+            (header, *body), ("settings", *(line.settings for line in lines)), strict=True
+        )
+    ]
+    if "elsewhere" in header:
+        at = header.index("elsewhere")
+        for row in shown:
+            row.insert(-1, row.pop(at))
+    return shown
+
+
+def _verdict(each: Verdict) -> str:
+    kind, mark = MARKS[each.verdict]
+    measured = f"<p class='small'>{escape(each.measured)}</p>"
+    if len(each.measured) > LONG:  # unfolds under its first words
+        lead, mark_of_end, rest = each.measured.partition(". ")
+        if len(lead) > LONG / 2:
+            lead, mark_of_end, rest = each.measured.partition(": ")
+        summary = f"<summary class='small'>{escape(lead + mark_of_end)}…</summary>"
+        measured = f"<details>{summary}<p class='small'>{escape(rest)}</p></details>"
+    return (
+        f"<li id='{each.name}'><b>{each.name}</b>"
+        f"<span class='verdict {kind}'>{mark} {escape(each.verdict)}</span>"
+        f"<div><p>{escape(each.claim)}</p>{measured}</div></li>\n"
+    )
+
+
+# A plot takes the width that is there when it is read, hence columns that do not depend on what is
+# still to come (auto-fill), and room for the scroll bar.
+_CSS = """
+html { overflow-y: scroll; }
+:root { --good: #116329; --fair: #7d4e00; --bad: #b3261e; }
+@media (prefers-color-scheme: dark) { :root { --good: #4ac26b; --fair: #e3b341; --bad: #ff8a80; } }
+h2 { margin-top: 3rem; padding-top: 1rem; border-top: 1px solid var(--line); font-size: 1.3rem; }
+h3 { margin: 2rem 0 .25rem; font-size: 1.05rem; }
+a { color: inherit; }
+nav { display: flex; flex-wrap: wrap; gap: .25rem 1rem; font-size: .9rem; }
+.verdicts { list-style: none; margin: 0; padding: 0; }
+.verdicts li {
+  display: grid; grid-template-columns: 2.5rem 10rem 1fr; padding: .6rem 0;
+  border-bottom: 1px solid var(--line);
+}
+.verdicts p { margin: 0; }
+.verdicts details { border: 0; }
+.verdicts summary { padding: 0; }
+@media (max-width: 40rem) {
+  .verdicts li { grid-template-columns: 2.5rem 1fr; }
+  .verdicts div { grid-column: 1 / -1; }
+}
+.verdict { white-space: nowrap; font-weight: 600; }
+.holds { color: var(--good); } .partly { color: var(--fair); }
+.fails { color: var(--bad); } .open { color: var(--quiet); }
+.scroll { margin-top: .75rem; }
+.side {
+  display: grid; gap: 1rem 2rem;
+  grid-template-columns: repeat(auto-fill, minmax(min(100%, 22rem), 1fr));
+}
+.side > * { min-width: 0; }
+figure { margin: .5rem 0 0; }
+figcaption { font-weight: 600; font-size: .9rem; }
+.strip { width: 100%; }
+.strip caption { text-align: left; font-size: .85rem; padding-bottom: .25rem; }
+.strip :is(td, th) { text-align: center; }
+.strip :is(th, td):first-child { min-width: 4.5rem; text-align: left; }
+:is(#tables, #others) :is(th, td):last-child { text-align: left; }
+"""

@@ -1,0 +1,245 @@
+"""Fills a results folder: every run of an experiment that is not there yet, each as one cell.
+
+A finished run is a file that nobody makes twice. A run that was interrupted goes on from its last
+checkpoint, in `<results>/.work/<cell>/`. Several processes share the folder: each takes what no
+other has claimed. Runs of one program, which differ in rates or seed alone, are trained together
+where the model is small; such a batch has no checkpoints and starts again if it was interrupted.
+"""
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedda import experiment, tasks
+from fedda.config import Config
+from fedda.errors import InputError
+from fedda.paper import cells, tables, training
+from fedda.paper.cells import Cell, Damaged
+from fedda.paper.claims import Claims
+from fedda.paper.experiments import Experiment
+from fedda.paper.training import Tell
+
+MOST = 16  # runs that one process claims to train together
+
+
+class Filled(NamedTuple):
+    """What became of the runs that were asked for."""
+
+    made: list[str]  # names of cells
+    busy: list[str]  # that other processes are at work on
+    late: list[str]  # that would not have fitted in the time
+    failed: dict[str, str]  # why, by task or name
+
+
+def wanted(
+    chosen: Sequence[Experiment], seeds: int, rounds: int | None, precision: str | None
+) -> list[Config]:
+    """The runs of these experiments, each once: all of them with one seed before the next seed."""
+    given: dict[str, Any] = {} if precision is None else {"precision": precision}
+    each = (
+        tables.resolved(entry, rounds, seed=seed, **given)
+        for seed in range(seeds)
+        for one in chosen
+        for entry in one.entries
+    )
+    return list({cells.key(config): config for config in each}.values())
+
+
+def missing(runs: Iterable[Config], found: Iterable[Cell]) -> int:
+    """How many runs have no cell, on whatever data."""
+    keys = {cells.key(cell.config) for cell in found}
+    return sum(cells.key(config) not in keys for config in runs)
+
+
+def fill(
+    runs: Sequence[Config],
+    folder: Path,
+    seconds: float | None = None,
+    tell: Tell = lambda line: None,
+    warn: Tell = print,
+) -> Filled:
+    """Makes the cells that are missing; starts none that would not be done in `seconds`.
+
+    `tell` is given a line for each evaluation and cell, `warn` what a person should look into.
+    """
+    work = folder / ".work"
+    work.mkdir(parents=True, exist_ok=True)
+    (work / ".gitignore").write_text("*\n")
+    with Claims(work) as claims:
+        filler = _Filler(folder, claims, seconds, tell, warn)
+        left = list(runs)
+        while left:
+            filler.do(left.pop(0), left)
+    there = {path.stem for path in (folder / "cells").glob("*/*.json")}
+    busy = [name for name in filler.filled.busy if name not in there]
+    return filler.filled._replace(busy=busy)
+
+
+def add(folder: Path, directory: Path) -> Path:
+    """Makes a cell of the directory of a finished run."""
+    run = cells.finished(directory)
+    summary = dict(run.summary)
+    try:
+        problem = tasks.load(run.config)
+    except InputError:
+        pass  # its data are not on this machine
+    else:
+        if problem.data.get("sha256") == summary["data"].get("sha256"):
+            summary["clients"] = problem.shards.num_clients
+    return cells.write(folder, run.config, run.history, summary, run.date)
+
+
+class _Filler:
+    """One process at work in a results folder."""
+
+    def __init__(
+        self, folder: Path, claims: Claims, seconds: float | None, tell: Tell, warn: Tell
+    ) -> None:
+        self.folder, self.claims, self.tell, self.warn = folder, claims, tell, warn
+        self.until = None if seconds is None else time.monotonic() + seconds
+        self.filled = Filled([], [], [], {})
+        self.found = self._read()
+        self.done = {(cells.key(cell.config), cell.data) for cell in self.found}
+        self.compiled: set[str] = set()  # programs, by this process
+        self.data: dict[str, str | None] = {}  # by what decides it
+
+    def _read(self) -> list[Cell]:
+        """The cells of the folder; files that are none are set aside."""
+        results = cells.read_all(self.folder)
+        for each in results.damaged:
+            told = f"{each.path} {each.why}"
+            # Another process may be about to replace it: it is set aside under a claim.
+            if not each.of_other_version and self.claims.take(each.path.stem):
+                if isinstance(cells.read(each.path), Damaged) and each.path.exists():
+                    os.replace(each.path, each.path.with_suffix(".json.damaged"))
+                    told += "; it is set aside as .damaged, and the run is made again"
+                self.claims.drop(each.path.stem)
+            self.warn(told)
+        return results.found
+
+    def do(self, config: Config, left: Sequence[Config]) -> None:
+        """Makes one run, and those of `left` that are best trained with it, unless they are there.
+
+        A run that cannot be made is put down as failed; the others go on.
+        """
+        what = config.task  # whose data may not be on this machine
+        if what in self.filled.failed:
+            return
+        try:
+            what = self._name(config)
+            if self._is_done(config):
+                return
+            batch = [config, *self._sharing(config, left)]
+            while not (fits := self._fits(config, len(batch))) and len(batch) > 1:
+                batch.pop()
+            if not fits:
+                self.filled.late.append(what)
+                return
+            mine = [each for each in batch if self._claimed(each)]
+            if mine:
+                self._train(mine)
+        except InputError as error:
+            self.warn(f"{what}: {error}")
+            self.filled.failed[what] = str(error)
+
+    def _data(self, config: Config) -> str | None:
+        """The hash of the data; a task whose data are not here cannot be done."""
+        key = f"{config.task} {config.model} {sorted(config.options.items())}"
+        if key not in self.data:
+            self.data[key] = tasks.load(config).data.get("sha256")
+        return self.data[key]
+
+    def _name(self, config: Config) -> str:
+        return cells.name(config, self._data(config))
+
+    def _is_done(self, config: Config) -> bool:
+        return (cells.key(config), self._data(config)) in self.done
+
+    def _claimed(self, config: Config) -> bool:
+        """Whether it is ours to make: nobody is at it, and nobody has finished it meanwhile."""
+        name = self._name(config)
+        if not self.claims.take(name):
+            if name not in self.filled.busy:
+                self.filled.busy.append(name)
+            return False
+        there = cells.read(cells.path(self.folder, config, self._data(config)))
+        if isinstance(there, Cell):
+            self._remember(there)
+            self.claims.drop(name)
+        return not isinstance(there, Cell)
+
+    def _remember(self, cell: Cell) -> None:
+        self.found.append(cell)
+        self.done.add((cells.key(cell.config), cell.data))
+
+    def _sharing(self, config: Config, left: Sequence[Config]) -> list[Config]:
+        """What of the rest is one program with this run, if it pays to train them together."""
+        name = training.program(config)
+        others = [
+            each
+            for each in left
+            if (each.task, each.algorithm, each.rounds)
+            == (config.task, config.algorithm, config.rounds)
+            and training.program(each) == name
+            and not self._is_done(each)
+            and not self._is_begun(each)
+        ]
+        if not others or self._is_begun(config) or not training.pays_together(config):
+            return []
+        return others[: MOST - 1]
+
+    def _is_begun(self, config: Config) -> bool:
+        """Whether there is a checkpoint to continue from, or at least a place for it."""
+        return (self.folder / ".work" / self._name(config)).exists()
+
+    def _fits(self, config: Config, count: int) -> bool:
+        expected = self._expected(config, count)
+        return self.until is None or time.monotonic() + expected < self.until
+
+    def _expected(self, config: Config, count: int) -> float:
+        """The seconds it would take, by runs of this program, or else of this task, on this device.
+
+        0 if there are none: what nobody has tried is tried.
+        """
+        here = [each for each in self.found if each.content["device"] == experiment.device()]
+        name = training.program(config)
+        alike = [each for each in here if training.program(each.config) == name]
+        alike = alike or [each for each in here if each.config.task == config.task]
+        if not alike:
+            return 0.0
+        # A short run has as many evaluations as a long one has in many more rounds.
+        nearest = min(abs(each.config.rounds - config.rounds) for each in alike)
+        alike = [each for each in alike if abs(each.config.rounds - config.rounds) == nearest]
+        times = [each.content["seconds"] for each in alike]
+        compiling = max(each["compile"] for each in times)
+        round_s = max(
+            (each["total"] - each["compile"]) / cell.config.rounds
+            for each, cell in zip(times, alike, strict=True)
+        )
+        return count * round_s * config.rounds + (0.0 if name in self.compiled else compiling)
+
+    def _train(self, runs: Sequence[Config]) -> None:
+        names = [self._name(config) for config in runs]
+        try:
+            if len(runs) == 1:
+                training.alone(runs[0], self.folder, names[0], self.tell)
+            else:
+                training.several(runs, self.folder, self.tell)
+            self.compiled.add(training.program(runs[0]))
+            for config, name in zip(runs, names, strict=True):
+                made = cells.read(cells.path(self.folder, config, self._data(config)))
+                assert isinstance(made, Cell)
+                self._remember(made)
+                self.filled.made.append(name)
+                self.tell(f"{training.words(config)}: {_result(made)}")
+        finally:
+            for name in names:
+                self.claims.drop(name)
+
+
+def _result(cell: Cell) -> str:
+    final, seconds = cell.final(), cell.content["seconds"]["total"]
+    value = "not finite" if final is None else f"{final:.4g}"
+    return f"{cell.content['metric']} {value} after {cell.config.rounds} rounds, {seconds:.0f} s"

@@ -1,0 +1,162 @@
+"""The command `fedda reproduce`."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from fedda import reproduce
+from fedda.config import Config
+from fedda.errors import InputError
+from fedda.paper import cells, choice, experiments, readme, tables
+from fedda.paper.cells import Cell
+from fedda.terminal import err, interruptible, out, print_whole
+
+
+def reproduce_command(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[EXPERIMENT]...",
+            help="Such as table3, or all. With --add: directories of runs.",
+            show_default=False,
+        ),
+    ] = None,
+    listing: Annotated[bool, typer.Option("--list", help="Name the experiments.")] = False,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds for each run.")] = 1,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Fewer rounds: other cells.", show_default="paper's")
+    ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(metavar="NAME,...", help="These algorithms and tasks.", show_default="all"),
+    ] = None,
+    folder: Annotated[
+        Path, typer.Option("--results", metavar="DIR", help="Where the cells are.")
+    ] = Path("results"),
+    precision: Annotated[
+        str | None, typer.Option(help="Of products, as in fedda run.", show_default="tf32")
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            "--time", metavar="SECONDS", help="Start nothing that would take longer in all."
+        ),
+    ] = None,
+    add: Annotated[
+        bool, typer.Option("--add", help="Take over finished runs of fedda run.")
+    ] = False,
+    write: Annotated[bool, typer.Option("--write", help="Write README.md from the cells.")] = False,
+    report: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write a web page and figures there, from the cells."),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Run the experiments of the FedDA paper again, and print its numbers beside ours.
+
+    Every finished run is one file in the results folder and is never made again: the same command
+    goes on where it was interrupted, more seeds add only those, and several processes or machines
+    may fill one folder.
+    """
+    names, failed = names or [], False
+    if listing:
+        _list(folder)
+    elif add:
+        _add(folder, names)
+    elif names:
+        words = [word for word in (only or "").split(",") if word]
+        chosen = choice.chosen(names)
+        choice.check_only(chosen, words)
+        chosen = [choice.only(each, words) for each in chosen]
+        runs = reproduce.wanted(chosen, seeds, rounds, precision)
+        failed = bool(_fill(runs, folder, seconds, quiet).failed)
+        _print(chosen, runs, folder, rounds)
+    elif not write and report is None:
+        raise InputError("say what to reproduce, such as table3: fedda reproduce --list names all.")
+    if write:
+        results = cells.read_all(folder)
+        for each in results.damaged:
+            _warn(f"{each.path} {each.why}")
+        out.print(f"Written to {readme.write(folder, results)}", soft_wrap=True)
+    if report is not None:
+        _report(folder, report)
+    if failed:
+        raise typer.Exit(2)
+
+
+def _report(folder: Path, directory: Path) -> None:
+    from fedda.paper import web  # late: it loads what draws
+
+    try:
+        page = web.write(folder, directory)[0]
+    except ImportError as error:
+        raise InputError(str(error)) from None
+    out.print(f"Written to {page}", soft_wrap=True)
+
+
+def _list(folder: Path) -> None:
+    found = cells.read_all(folder).found
+    listing = Table(box=box.SIMPLE)
+    for name in ("name", "what it is", "tasks"):
+        listing.add_column(name, no_wrap=name == "name")
+    for name in ("runs", "done"):
+        listing.add_column(name, justify="right")
+    for each in experiments.experiments().values():
+        made = tables.lines(each, found)
+        done = len({line.label for line in made if line.seeds})
+        words = (each.name, escape(each.title), ", ".join(each.tasks))
+        listing.add_row(*words, str(len(each.entries)), str(done))
+    out.print(listing)
+
+
+def _add(folder: Path, directories: list[str]) -> None:
+    if not directories:
+        raise InputError("--add needs directories of finished runs, as fedda run writes them.")
+    for directory in map(Path, directories):
+        out.print(f"{directory} is {reproduce.add(folder, directory)}", soft_wrap=True)
+
+
+def _fill(runs: list[Config], folder: Path, seconds: float | None, quiet: bool) -> reproduce.Filled:
+    def tell(line: str) -> None:
+        if not quiet:
+            print(line, file=sys.stderr, flush=True)
+
+    with interruptible("Continue with the same command."):
+        filled = reproduce.fill(runs, folder, seconds, tell, _warn)
+    for many, what in (
+        (filled.busy, "other processes are at work on"),
+        (filled.late, "were not begun, as they would not fit in the time"),
+    ):
+        if many:
+            err.print(f"{len(many)} runs {what}.")
+    return filled
+
+
+def _warn(line: str) -> None:
+    err.print(escape(line), soft_wrap=True)
+
+
+def _print(
+    chosen: list[experiments.Experiment],
+    runs: list[Config],
+    folder: Path,
+    rounds: int | None,
+) -> None:
+    found: list[Cell] = cells.read_all(folder).found
+    for each in chosen:
+        header, *body = tables.rows(tables.lines(each, found, rounds))
+        listing = Table(box=box.SIMPLE_HEAD, title=escape(each.title), title_justify="left")
+        for name in header:
+            listing.add_column(name, justify="left" if name in ("run", "precision") else "right")
+        for row in body:
+            listing.add_row(*map(escape, row))
+        print_whole(listing)
+        for note in each.notes:
+            out.print(escape(note), soft_wrap=True)
+    gone = reproduce.missing(runs, found)
+    out.print(f"{len(runs) - gone} of {len(runs)} runs are done, {gone} are missing.")

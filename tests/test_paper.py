@@ -1,0 +1,505 @@
+"""The paper as data: its numbers, the runs that stand against them, and the files they end in."""
+
+import dataclasses
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from scipy.stats import t as student
+
+from fedda import algorithms, config, reproduce
+from fedda.errors import InputError
+from fedda.paper import cells, choice, claims, experiments, published, readme, tables, verdicts
+from fedda.paper.claims import Claims
+
+RESULTS = Path(__file__).parents[1] / "results"
+EXPERIMENTS = experiments.experiments()
+TINY = {"model": "linear", "clients": 12, "cohort": 3, "rounds": 4, "eval_every": 2}
+
+
+# ------------------------------------------------------------------------------------- the numbers
+
+
+def test_numbers_of_the_paper():
+    """Some read off the printed tables by hand, and how many there are of each."""
+    assert published.finals(2)["FedDA", "sgdm"] == 0.518
+    assert published.finals(3)["FedDA", "adagrad"] == 0.868
+    assert published.finals(4)["FedOpt", "adagrad"] == 0.0145
+    assert published.finals(5)["CLIMB", "adam"] == 0.302
+    assert [len(published.finals(number)) for number in (2, 3, 4, 5)] == [30, 30, 18, 30]
+    assert [len(published.pairs(number)) for number in range(6, 12)] == [12] * 6
+    assert published.Pair("cifar100", "adam", 0.03, 0.33, 0.51) in published.pairs(10)
+    assert published.settings()["Local iteration number with AdaGrad on EMNIST"] == 5
+
+
+@pytest.mark.parametrize(
+    ("table", "task", "words"), [(2, "cifar100", "CIFAR-100"), (3, "emnist", "EMNIST")]
+)
+@pytest.mark.parametrize("optimiser", ["SGDM", "Adam", "AdaGrad"])
+def test_fedda_is_run_as_table_12_says(table, task, words, optimiser):
+    paper = published.settings()
+    entry = next(
+        entry
+        for entry in EXPERIMENTS[f"table{table}"].entries
+        if entry.algorithm == f"fedda-{optimiser.lower()}"
+    )
+    run = config.resolve(entry.values)
+    where = f"with {optimiser} on {words}"
+    assert run.chosen["client_lr"] == paper[f"Client learning rate {where}"]
+    assert run.chosen["server_lr"] == paper[f"Server learning rate {where}"]
+    assert run.local_work == paper[f"Local iteration number {where}"]
+    assert run.local_unit == "steps"
+    assert run.chosen.get("eps") == paper.get(f"Fuzz factor {where}")
+    assert run.chosen["beta1"] == paper["Momentum parameter beta1"]
+    assert run.chosen.get("beta2", 0.99) == paper["Second moment parameter beta2"]
+    assert run.rounds == {"cifar100": 4000, "emnist": 1500}[task]
+
+
+# Powers of ten: google-research/federated, optimization/docs/hyperparameters.md.
+FEDOPT = {
+    ("cifar100", "fedavg"): (-1, 0.5, None),
+    ("cifar100", "fedopt-sgdm"): (-1.5, 0, None),
+    ("cifar100", "fedopt-adam"): (-1.5, 0, -1),
+    ("cifar100", "fedopt-adagrad"): (-1, -1, -2),
+    ("emnist", "fedavg"): (-1, 0, None),
+    ("emnist", "fedopt-sgdm"): (-1.5, -0.5, None),
+    ("emnist", "fedopt-adam"): (-1.5, -2.5, -4),
+    ("emnist", "fedopt-adagrad"): (-1.5, -1, -2),
+    ("emnist-autoencoder", "fedavg"): (1, 0, None),
+    ("emnist-autoencoder", "fedopt-sgdm"): (0.5, 0, None),
+    ("emnist-autoencoder", "fedopt-adam"): (1, -1.5, -3),
+    ("emnist-autoencoder", "fedopt-adagrad"): (1.5, -1.5, -3),
+}
+
+
+@pytest.mark.parametrize(("task", "algorithm"), FEDOPT)
+def test_fedopt_is_run_at_its_authors_rates(task, algorithm):
+    entries = [entry for each in EXPERIMENTS.values() for entry in each.entries]
+    entry = next(each for each in entries if (each.task, each.algorithm) == (task, algorithm))
+    run = config.resolve(entry.values)
+    powers = [run.chosen[name] for name in ("client_lr", "server_lr", "tau") if name in run.chosen]
+    expected = [10**power for power in FEDOPT[task, algorithm] if power is not None]
+    assert powers == pytest.approx(expected, rel=1e-9)
+    assert (run.local_work, run.local_unit, run.cohort, run.batch) == (1, "epochs", 10, 20)
+
+
+# ------------------------------------------------------------------------------------- the runs
+
+
+def test_every_run_resolves_and_none_is_in_an_experiment_twice():
+    for experiment in EXPERIMENTS.values():
+        runs = [(cells.key(config.resolve(each.values)), each.at) for each in experiment.entries]
+        assert len(set(runs)) == len(runs), experiment.name
+        labels = [each.label for each in experiment.entries]
+        assert len(set(labels)) == len(labels), experiment.name
+        if experiment.name != "digits":
+            assert {each.values["pipeline"] for each in experiment.entries} == {"fedopt"}
+
+
+@pytest.mark.parametrize(("number", "count"), [(2, 20), (3, 20), (4, 16), (5, 20)])
+def test_tables_of_methods_are_complete_and_begin_with_the_most_telling(number, count):
+    entries = EXPERIMENTS[f"table{number}"].entries
+    assert len(entries) == count
+    assert [each.algorithm for each in entries[:7]] == [
+        *(f"{method}-{opt}" for method in ("fedda", "fedopt") for opt in published.OPTIMISERS),
+        "fedavg",
+    ]
+    # Every printed number is of some run: methods that have no optimiser print theirs three times.
+    ours = {(each.label.partition(",")[0], each.paper) for each in entries}
+    assert ours == {(method, value) for (method, _), value in published.finals(number).items()}
+
+
+def test_settings_name_known_algorithms_only():
+    for path in (Path(experiments.__file__).parent / "settings").glob("*.toml"):
+        for algorithm, values in config.read(path).items():
+            assert algorithm in algorithms.names()
+            config.resolve({"task": path.stem, "algorithm": algorithm} | values)
+
+
+def test_experiments_share_runs():
+    """The default point of the sensitivity tables, and figure 6, are the runs of table 2."""
+
+    def keys(name):
+        return {cells.key(config.resolve(each.values)) for each in EXPERIMENTS[name].entries}
+
+    table2 = keys("table2")
+    for name in ("table9", "figure5", "figure6"):
+        assert keys(name) & table2, name
+    assert keys("figure6") <= table2 | keys("table3") | keys("table5")
+
+
+def test_digits_are_of_every_algorithm():
+    names = [each.algorithm for each in EXPERIMENTS["digits"].entries]
+    assert sorted(names) == sorted(algorithms.names())
+
+
+def test_only_chooses_algorithms_and_tasks():
+    table = choice.only(EXPERIMENTS["table9"], ["emnist"])
+    assert {each.task for each in table.entries} == {"emnist"}
+    assert len(table.entries) == 4
+    both = choice.only(EXPERIMENTS["figure5"], ["fedda-adam", "emnist", "cifar100"])
+    assert {(each.task, each.algorithm) for each in both.entries} == {
+        ("emnist", "fedda-adam"),
+        ("cifar100", "fedda-adam"),
+    }
+    assert not choice.only(EXPERIMENTS["table9"], ["fedavg"]).entries
+    with pytest.raises(InputError, match=r"'fedavgg'.* Did you mean fedavg"):
+        choice.check_only([EXPERIMENTS["table2"]], ["fedavgg"])
+    pair = [EXPERIMENTS["table9"], EXPERIMENTS["digits"]]
+    with pytest.raises(InputError, match="no run is of all of fedavg, emnist"):
+        choice.check_only(pair, ["fedavg", "emnist"])
+
+
+# ------------------------------------------------------------------------------------- names
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "same"),
+    [
+        ("chunk", 3, True),
+        ("devices", 2, True),
+        ("memory_gb", 1.0, True),
+        ("data_gb", 1.0, True),
+        ("checkpoint_every", 1, True),
+        ("stabilise", 0, True),  # an int for a float
+        ("client_lr", 0.125, False),
+        ("seed", 1, False),
+        ("rounds", 5, False),
+        ("eval_every", 4, False),
+        ("precision", "bf16", False),
+        ("partition_seed", 1, False),
+        ("model", "mlp", False),
+    ],
+)
+def test_what_a_name_depends_on(name, value, same):
+    usual, other = config.resolve(TINY), config.resolve(TINY | {name: value})
+    assert (cells.name(usual, "data") == cells.name(other, "data")) == same
+    assert (cells.key(usual) == cells.key(other)) == same
+
+
+def test_a_name_depends_on_the_data():
+    run = config.resolve(TINY)
+    assert len({cells.name(run, data) for data in (None, "a", "b")}) == 3
+
+
+def test_names_stay_what_they_are():
+    """A changed way to name cells would orphan those that exist."""
+    values = {"task": "cifar100", "rounds": 4000, "pipeline": "fedopt", "precision": "bf16"}
+    data = "4a1224dd6f3976076658a720a1c0b6911aed903df72c6bc677155ee822bee81f"
+    assert cells.name(config.resolve(values), data) == "fedda-sgdm-f6cd7827467b"
+
+
+# ------------------------------------------------------------------------------------- files
+
+SUMMARY = {
+    "metric": "accuracy",
+    "higher_is_better": True,
+    "parameters": 650,
+    "bytes_down": 1,
+    "bytes_up": 2,
+    "nonfinite_clients": 0,
+    "skipped_rounds": 0,
+    "seconds": {"total": 2.0, "compile": 1.0},
+    "device": "1 x abacus",
+    "versions": {},
+    "commit": "unknown",
+    "data": {},
+}
+
+
+def history(rounds, every, value=lambda number: number / 1000):
+    return [
+        {"round": i, "train_loss": 1.0 if i else math.nan, "loss": 2.0, "accuracy": value(i)}
+        for i in range(0, rounds + 1, every)
+    ]
+
+
+def written(folder, value=lambda number: number / 1000, **settings):
+    run = config.resolve(TINY | settings)
+    return cells.write(folder, run, history(run.rounds, run.eval_every, value), SUMMARY)
+
+
+def test_a_cell_holds_what_was_measured(tmp_path):
+    path = written(tmp_path, rounds=400, eval_every=50, value=lambda i: 0.1234567891 * (i % 350))
+    cell = cells.read(path)
+    assert cell.final() == 6.17284, "six digits"
+    assert cell.content["best"] == pytest.approx(0.1234567891 * 300, rel=1e-5)
+    assert cell.mean() == pytest.approx(0.1234567891 * (300 + 0 + 50) / 3, rel=1e-5)
+    assert cell.content["mean_of_last"]["evaluations"] == 3
+    assert cell.content["mean_of_last"]["accuracy"] == cell.mean()
+    assert cell.final(at=200) == pytest.approx(0.1234567891 * 200, rel=1e-5)
+    assert cell.mean(at=200) == pytest.approx(0.1234567891 * 150, rel=1e-5)
+    assert cell.content["history"]["train_loss"][:2] == [None, 1.0]
+    assert cell.content["seconds"] == SUMMARY["seconds"]
+    assert cell.data is None
+    assert path.stat().st_size < 3000
+
+
+def test_a_run_that_diverged_has_no_number(tmp_path):
+    cell = cells.read(written(tmp_path, value=lambda i: math.nan if i == 4 else 0.5))
+    assert (cell.final(), cell.mean(), cell.content["best"]) == (None, None, 0.5)
+
+
+def test_a_short_run_does_not_count_its_untrained_model(tmp_path):
+    cell = cells.read(written(tmp_path, rounds=1, eval_every=1))
+    assert cell.mean() == 0.001
+
+
+DAMAGE = {
+    "cut off": (lambda text: text[:200], "is not whole"),
+    "empty": (lambda text: "", "is not whole"),
+    "another kind": (lambda text: "[]", "is not whole"),
+    "changed": (lambda text: text.replace('"parameters": 650', '"parameters": 651'), "was changed"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_file_is_found(tmp_path, kind):
+    damage, why = DAMAGE[kind]
+    path = written(tmp_path)
+    path.write_text(damage(path.read_text()))
+    (found,) = cells.read_all(tmp_path).damaged
+    assert found.path == path
+    assert why in found.why
+
+
+@pytest.mark.parametrize("place", ["digits/fedda-sgdm-000000000000.json", "emnist/{name}"])
+def test_a_renamed_file_is_found(tmp_path, place):
+    path = written(tmp_path)
+    target = tmp_path / "cells" / place.format(name=path.name)
+    target.parent.mkdir(exist_ok=True)
+    os.replace(path, target)
+    (found,) = cells.read_all(tmp_path).damaged
+    assert "another configuration than its name says" in found.why
+
+
+def test_a_cell_of_a_version_that_lacked_a_setting_is_still_that_run(tmp_path, monkeypatch):
+    path = written(tmp_path)
+    whole = cells.decisive
+    monkeypatch.setattr(
+        cells, "decisive", lambda run: {k: v for k, v in whole(run).items() if k != "sampling"}
+    )
+    old = written(tmp_path)
+    monkeypatch.undo()
+    assert old != path
+    assert "sampling" not in json.loads(old.read_text())["config"]
+    assert cells.key(cells.read(old).config) == cells.key(cells.read(path).config)
+
+
+def test_a_cell_of_a_setting_that_is_gone_is_left_alone(tmp_path, monkeypatch):
+    whole = cells.decisive
+    monkeypatch.setattr(cells, "decisive", lambda run: whole(run) | {"gone": 1})
+    written(tmp_path)
+    monkeypatch.undo()
+    (found,) = cells.read_all(tmp_path).damaged
+    assert found.of_other_version
+    assert "gone" in found.why
+
+
+# ------------------------------------------------------------------------------------- claims
+
+
+def test_one_process_at_a_time(tmp_path):
+    with Claims(tmp_path) as ours, Claims(tmp_path) as theirs:
+        assert ours.take("a")
+        assert not theirs.take("a")
+        assert theirs.take("b")
+        ours.drop("a")
+        assert theirs.take("a")
+    assert not list(tmp_path.glob("*.claim")), "all are given back"
+
+
+CLAIM = """
+import sys
+from pathlib import Path
+from fedda.paper.claims import Claims
+with Claims(Path(sys.argv[1])) as claims:
+    print(claims.take("a"), flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_the_claim_of_a_killed_process_is_taken_over(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", CLAIM, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout.readline() == b"True\n"
+    with Claims(tmp_path) as ours:
+        assert not ours.take("a"), "it is alive"
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert ours.take("a")
+        with Claims(tmp_path) as third:
+            assert not third.take("a")
+
+
+def other_machine(path: Path, age: float) -> None:
+    path.write_text(json.dumps({"host": "elsewhere", "pid": 1, "id": "x"}))
+    then = time.time() - age
+    os.utime(path, (then, then))
+
+
+@pytest.mark.parametrize(
+    ("age", "stale"), [(0.9 * claims.STALE, False), (1.1 * claims.STALE, True)]
+)
+@pytest.mark.parametrize("text", [None, ""])
+def test_a_claim_that_is_not_renewed_is_taken_over_by_one(tmp_path, age, stale, text):
+    path = tmp_path / "a.claim"
+    other_machine(path, age)
+    if text is not None:
+        path.write_text(text)  # by a process that was killed between two steps
+        os.utime(path, (time.time() - age,) * 2)
+    took, ready = [], threading.Barrier(8)
+
+    def compete(own):
+        ready.wait()
+        took.append(own.take("a"))
+
+    everyone = [Claims(tmp_path) for _ in range(8)]
+    threads = [threading.Thread(target=compete, args=(own,)) for own in everyone]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert took.count(True) == stale
+
+
+def test_a_claim_is_renewed_and_not_given_back_by_who_lost_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(claims, "RENEWED", 0.01)
+    path = tmp_path / "a.claim"
+    with Claims(tmp_path) as ours:
+        ours.take("a")
+        os.utime(path, (0, 0))
+        until = time.monotonic() + 10
+        while path.stat().st_mtime == 0 and time.monotonic() < until:
+            time.sleep(0.01)
+        assert path.stat().st_mtime > 0
+        other_machine(path, age=50)  # took it over
+        then = path.stat().st_mtime
+        time.sleep(0.1)
+        assert path.stat().st_mtime == then
+    assert path.exists()
+
+
+# ------------------------------------------------------------------------------------- tables
+
+
+def test_intervals_are_students():
+    for count in range(2, len(tables.T) + 2):
+        values = [0.5 + 0.01 * i * (-1) ** i for i in range(count)]
+        got = tables.interval(values)
+        mean = sum(values) / count
+        spread = math.sqrt(sum((value - mean) ** 2 for value in values) / (count - 1) / count)
+        low, high = student.interval(0.95, count - 1, mean, spread)
+        assert got.mean == pytest.approx(mean)
+        assert got.half == pytest.approx((high - low) / 2, rel=5e-4)
+    assert tables.interval([0.5]) == (0.5, None)
+    assert math.isnan(tables.interval([0.5, None]).mean)
+
+
+def entry(**settings):
+    return experiments.Entry("one", {"task": "digits", **TINY, **settings}, paper=0.5)
+
+
+def test_a_line_is_over_seeds_and_apart_by_precision_and_data(tmp_path):
+    for seed, value in enumerate((0.2, 0.4)):
+        written(tmp_path, value=lambda i, value=value: value, seed=seed)
+    written(tmp_path, value=lambda i: 0.7, precision="bf16")
+    written(tmp_path, value=lambda i: 0.9, client_lr=0.9)
+    experiment = experiments.Experiment("x", "X", (entry(), entry(client_lr=0.8)))
+    found = cells.read_all(tmp_path).found
+    fine, coarse, none = sorted(
+        tables.lines(experiment, found), key=lambda line: (-line.seeds, line.variant)
+    )
+    assert (fine.variant, fine.seeds, fine.paper) == ("tf32", 2, 0.5)
+    assert fine.ours.mean == pytest.approx(0.3)
+    assert fine.ours.half == pytest.approx(12.706 * 0.1, rel=1e-4)
+    assert (coarse.variant, coarse.seeds, coarse.ours) == ("bf16", 1, (0.7, None))
+    assert (none.seeds, none.ours) == (0, None)
+    text = tables.markdown([fine, coarse, none])
+    assert "| one | 0.500 | 0.3000 ± 1.2706 | 0.3000 ± 1.2706 | 2 | 0 | tf32 |" in text
+
+
+def test_the_readme_is_what_its_command_writes():
+    """Of the cells that are committed beside it."""
+    results = cells.read_all(RESULTS)
+    assert not results.damaged
+    assert results.found
+    told = "run `fedda reproduce --write` and commit results/README.md"
+    expected = readme.readme(results, verdicts.read_theory(RESULTS))
+    assert (RESULTS / "README.md").read_text() == expected, told
+
+
+def test_every_committed_cell_is_of_some_experiment():
+    entries = [each for one in EXPERIMENTS.values() for each in one.entries]
+    known = {cells.group(config.resolve(each.values)) for each in entries}
+    for cell in cells.read_all(RESULTS).found:
+        assert cells.group(cell.config) in known, cell.path
+
+
+def test_a_readme_has_its_sections_and_more(tmp_path):
+    written(tmp_path)
+    text = readme.readme(cells.read_all(tmp_path))
+    for experiment in EXPERIMENTS.values():
+        assert f"## {experiment.title}\n" in text
+    assert "not of the paper's Stack Overflow" in text
+    assert "| F14 |" in text
+
+
+# ------------------------------------------------------------------------------------- adding
+
+
+def run_directory(folder: Path, **settings) -> Path:
+    run = config.resolve(TINY | settings)
+    folder.mkdir()
+    (folder / "config.toml").write_text(config.dump(run))
+    lines = (json.dumps(row).replace("NaN", "null") for row in history(run.rounds, run.eval_every))
+    (folder / "metrics.jsonl").write_text("".join(line + "\n" for line in lines))
+    (folder / "summary.json").write_text(json.dumps(SUMMARY))
+    return folder
+
+
+def test_a_run_becomes_a_cell(tmp_path):
+    run = run_directory(tmp_path / "run", chunk=3)
+    os.utime(run / "summary.json", (86400, 86400))
+    cell = cells.read(reproduce.add(tmp_path / "results", run))
+    assert cells.key(cell.config) == cells.key(config.resolve(TINY))
+    assert cell.content["date"] == "1970-01-02T00:00:00Z"
+    assert cell.final() == 0.004
+    assert cell.content["clients"] == 12
+
+
+def test_a_run_that_is_not_whole_becomes_none(tmp_path):
+    whole = run_directory(tmp_path / "run")
+    for name, change, message in (
+        ("config.toml", lambda text: text.replace('precision = "tf32"\n', ""), "does not say prec"),
+        ("summary.json", None, "it is not finished"),
+        ("summary.json", lambda text: text.replace('"bytes_up"', '"up"'), "not say bytes_up"),
+        ("metrics.jsonl", lambda text: "", "no metrics.jsonl with evaluations"),
+        ("metrics.jsonl", lambda text: text[: text.rindex("{")], "ended after 2"),
+    ):
+        part = tmp_path / "part"
+        shutil.copytree(whole, part)
+        text = (part / name).read_text()
+        (part / name).unlink()
+        if change is not None:
+            (part / name).write_text(change(text))
+        with pytest.raises(InputError, match=message):
+            reproduce.add(tmp_path / "results", part)
+        shutil.rmtree(part)
+    assert not (tmp_path / "results").exists()
+
+
+def test_configurations_are_frozen_so_groups_are_by_value():
+    run = config.resolve(TINY)
+    other = dataclasses.replace(run, seed=7, precision="bf16")
+    assert cells.group(run) == cells.group(other)
+    assert cells.group(run) != cells.group(dataclasses.replace(run, rounds=9))

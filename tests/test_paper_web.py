@@ -1,0 +1,458 @@
+"""The page of a results folder: made-up cells, what is read off them, and the page in a browser."""
+
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+
+from fedda.errors import InputError
+from fedda.paper import cells, experiments, panels, rates, tables, verdicts, web
+from test_report import outside_scripts
+from test_report_browser import chromium, line_paths, resize  # noqa: F401 - a fixture
+
+WORDS = "396 writers <b>&</b> <script>document.title = 'run'</script>"
+LOSSES = (2.0, 1.0, 0.5)
+
+
+def entries(name, **wanted):
+    """The entries of an experiment with this task or algorithm, or these values."""
+    return [
+        entry
+        for entry in experiments.experiments()[name].entries
+        if all(entry.values.get(key) == value for key, value in wanted.items())
+    ]
+
+
+def make(folder, entry, values, seed=0, losses=LOSSES, **own):
+    """A finished run whose metric took these values, at equal distances from round 0 to the last.
+
+    A round sends one megabyte up and two down.
+    """
+    chosen = tables.resolved(entry, None, seed=seed, **own)
+    at = np.linspace(0, chosen.rounds, len(values)).astype(int)
+    rows = [
+        {"round": int(number), "train_loss": loss, "loss": 1.0, "accuracy": value}
+        for number, value, loss in zip(at, values, [None, *losses], strict=False)
+    ]
+    summary = {
+        "metric": "accuracy",
+        "higher_is_better": True,
+        "parameters": 1000,
+        "bytes_down": 2_000_000 * chosen.rounds,
+        "bytes_up": 1_000_000 * chosen.rounds,
+        "nonfinite_clients": 0,
+        "skipped_rounds": 0,
+        "seconds": {"total": 1800.0, "compile": 60.0},
+        "device": "a made-up device",
+        "devices": 2,
+        "versions": {"jax": "9.9.9"},
+        "commit": "c0ffee",
+        "data": {"sha256": "ab" * 32, "words": WORDS},
+    }
+    return cells.write(folder, chosen, rows, summary, 0.0)
+
+
+def found(folder):
+    return cells.read_all(folder).found
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """A part of table 3, table 6 on EMNIST, figure 5 for one optimiser, one cell of digits."""
+    folder = tmp_path_factory.mktemp("results")
+    for entry in entries("figure5", task="emnist", algorithm="fedda-adam"):
+        make(folder, entry, (0.1, 0.5 + entry.values["local_work"] / 100))
+    for entry, values, seeds in (  # FedDA+Adam has ten local iterations: in both
+        (entries("table3", algorithm="fedda-sgdm")[0], (0.1, 0.5, 0.7, 0.8), 2),
+        (entries("table3", algorithm="fedda-adam")[0], (0.1, 0.4, 0.6, 0.7), 1),
+        (entries("table3", algorithm="fedlin")[0], (0.1, 0.2, 0.3, 0.4), 1),
+        (entries("table3", algorithm="climb")[0], (0.1, 0.2, None, None), 1),
+    ):
+        for seed in range(seeds):
+            diverged = (2.0, 1e6, 1e9) if entry.algorithm == "climb" else LOSSES
+            raised = [value and value + 0.1 * seed for value in values]
+            make(folder, entry, raised, seed, losses=diverged)
+    for entry in entries("table6", task="emnist"):
+        make(folder, entry, (0.1, entry.paper / 2))
+    make(folder, entries("digits", algorithm="fedavg")[0], (0.1, 0.9))
+    (folder / "cells/emnist/broken.json").write_text("{")
+    claims = [
+        {"key": key, "verdict": verdict, "measured": "off by 1e-15"}
+        for key, verdict in (("F1", "holds"), ("F2", "holds in part"), ("F3", "does not hold"))
+    ]
+    theory = {"date": "2026-01-02", "versions": {"jax": "8.8.8"}, "claims": claims}
+    (folder / "theory").mkdir()
+    (folder / "theory" / "theory.json").write_text(json.dumps(theory))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def written(results, tmp_path_factory):
+    return web.write(results, tmp_path_factory.mktemp("page") / "deep")
+
+
+@pytest.fixture(scope="module")
+def html(written):
+    return written[0].read_text()
+
+
+def section(html, name):
+    return re.search(rf"<section id='{name}'>.*?</section>", html, re.DOTALL)[0]
+
+
+def body(html, name):
+    """The cells of a table, as text."""
+    table = re.search(rf"<table id='{name}'>.*?</table>", html, re.DOTALL)[0]
+    return [re.findall(r"<t[hd]>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>.*?</tr>", table)]
+
+
+# --------------------------------------------------------------------------------------- the page
+
+
+def test_tables_hold_what_the_cells_say(html):
+    header, *rows = body(html, "table3")
+    assert header[:4] == ["run", "paper", "ours", "last"], "what a phone shows first"
+    assert header[-2:] == ["elsewhere", "settings"]
+    by_run = {row[0]: dict(zip(header, row, strict=True)) for row in rows}
+    assert len(by_run) == 20
+    # The last evaluation alone is in the last 100 rounds: 0.8 and 0.9, and t = 12.706 x 0.05.
+    assert by_run["FedDA, SGDM"]["ours"] == "0.8500 ± 0.6353"
+    assert (by_run["FedDA, SGDM"]["paper"], by_run["FedDA, SGDM"]["seeds"]) == ("0.860", "2")
+    assert by_run["FedDA, SGDM"]["settings"].startswith("client_lr 0.1, server_lr 1")
+    assert by_run["FedDA, Adam"]["ours"] == "0.7000"
+    assert by_run["CLIMB"]["ours"] == "not finite"
+    assert by_run["STEM"]["ours"] == "not run"
+    assert by_run["FedOpt, SGDM"]["elsewhere"] == "0.852"
+    assert "4 of 20 runs." in section(html, "tables")
+    assert [row[:2] for row in body(html, "digits")[1:]] == [["FedAvg", "0.9000"]]
+    assert "1 of 25 runs." in section(html, "others")
+
+
+def test_what_was_not_run_is_named_and_not_shown(html):
+    gone = re.search(r"id='missing'>(.*?)</p>", html)[1]
+    for words in (
+        "Table 2: CIFAR-100",
+        "Table 5",
+        "curves of CIFAR-100",
+        "Table 6 on CIFAR-100, Stack Exchange;",
+        "Table 11 on EMNIST, CIFAR-100, Stack Exchange;",
+        "Full-batch rounds",
+    ):
+        assert words in gone
+    for words in ("Table 3", "EMNIST;", "Figure 6", "Figure 5:", "Handwritten"):
+        assert words not in gone
+    assert "id='table2'" not in html
+    assert "id='curves-cifar100'" not in html
+    assert "<h3>Table 11" not in html
+
+
+def test_every_verdict_is_told_in_words_and_with_its_evidence(html, results):
+    told = verdicts.verdicts(cells.read_all(results), verdicts.read_theory(results))
+    shown = re.findall(r"<li id='(F\d+)'>(.*?)</li>", section(html, "verdicts"), re.DOTALL)
+    assert [name for name, _ in shown] == [f"F{number}" for number in range(1, 15)]
+    for each, (_, item) in zip(told, shown, strict=True):
+        assert each.verdict in re.search(r"<span class='verdict \w+'>(.*?)</span>", item)[1]
+        text = re.sub(r"<.*?>", "", item.replace("…</summary>", ""))
+        for part in (each.claim, each.measured):
+            assert web.escape(part) in text
+    assert "holds 1, holds in part 1, does not hold 1, not settled 11." in section(html, "verdicts")
+    assert "✓ holds" in shown[0][1]
+    assert "off by 1e-15" in shown[0][1]
+
+
+@pytest.mark.parametrize("first", ["Short. ", "By T: "])
+def test_long_evidence_is_folded_and_whole(first):
+    measured = first + "many numbers, " * 40
+    item = web._verdict(verdicts.Verdict("F1", "A claim.", verdicts.HOLDS, measured))
+    assert f"<summary class='small'>{first}…</summary>" in item
+    assert "many numbers, " * 40 in item
+
+
+def test_provenance(html):
+    told = section(html, "provenance")
+    for words in (
+        "Digits: 1 run<",
+        "a made-up device, 2 devices",
+        "jax 9.9.9",
+        "jax 8.8.8",
+        "c0ffee",
+        "1970-01-01T00:00:00Z to 1970-01-01T00:00:00Z",
+        "ab" * 32,
+        "tf32",
+        "0.50 hours",
+        "Left out: 1 file<",
+        "broken.json",
+    ):
+        assert words in told, words
+
+
+def test_page_is_self_contained_and_escapes(html):
+    visible = outside_scripts(html)
+    assert not re.search(r"https?://", visible)
+    assert not re.search(r"<(script|link|img|iframe)[^>]*\s(src|href)=['\"](?!data:)", html)
+    assert not re.search(r"@import|url\(", visible)
+    assert html.count("plotly.js v") == 1
+    assert "<script>document.title" not in html
+    assert "&lt;b&gt;&amp;&lt;/b&gt;" in visible
+    ids = re.findall(r"\sid='([^']+)'", visible)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r"href='#([^']+)'", visible)) <= set(ids)
+
+
+def test_figures_are_files_too(written):
+    page, *files = written
+    assert page.name == "results.html"
+    kinds = ("emnist-metric", "emnist-train_loss", "emnist-megabytes", "figure5", "figure6")
+    names = {
+        f"{name}.{suffix}" for name in (*kinds, "table6", "table9") for suffix in ("png", "pdf")
+    }
+    assert names <= {path.name for path in files}
+    assert {path.name for path in page.parent.iterdir()} == {path.name for path in written}
+    magic = {".png": b"\x89PNG\r\n\x1a\n", ".pdf": b"%PDF-"}
+    for path in files:
+        assert path.read_bytes().startswith(magic[path.suffix])
+
+
+def test_an_empty_folder_is_a_message_and_theory_alone_a_page(tmp_path):
+    with pytest.raises(InputError, match="holds no finished run"):
+        web.write(tmp_path / "nowhere", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "theory").mkdir()
+    (tmp_path / "theory" / "theory.json").write_text('{"claims": []}')
+    (page,) = web.write(tmp_path, tmp_path / "out")
+    assert "plotly" not in page.read_text()
+    gone = re.search(r"Not run yet: (.*)\.</p>", page.read_text())[1]
+    for each in experiments.experiments().values():
+        assert re.sub(r"^(Table (6|7|8|9|10|11)):.*", r"\1 on", each.title) in gone
+
+
+# --------------------------------------------------------------------------------------- the curves
+
+
+def test_curves_are_means_over_seeds(results):
+    metric, loss, sent = panels.training("table3", found(results))
+    assert [panel.title for panel in metric.panels] == ["SGDM", "Adam", "AdaGrad"]
+    by_label = {line.curve.label: line for line in metric.panels[0].lines}
+    assert list(by_label) == ["FedDA", "FedLin", "CLIMB"]
+    fedda = by_label["FedDA"].curve
+    assert fedda.x == [0, 500, 1000, 1500]
+    np.testing.assert_allclose(fedda.mean, [0.15, 0.55, 0.75, 0.85])
+    np.testing.assert_allclose(fedda.low, [0.1, 0.5, 0.7, 0.8])
+    np.testing.assert_allclose(fedda.high, [0.2, 0.6, 0.8, 0.9])
+    np.testing.assert_array_equal(by_label["CLIMB"].curve.mean, [0.1, 0.2, math.nan, math.nan])
+    assert [line.curve.label for line in metric.panels[0].lines if line.thick] == ["FedDA"]
+    np.testing.assert_allclose(loss.panels[0].lines[0].curve.mean[1:], LOSSES)
+    assert sent.panels[0].lines[0].curve.x == [0, 1500, 3000, 4500], "three megabytes a round"
+
+
+def test_a_method_has_one_style_whatever_else_was_run(results):
+    first, second, third = panels.training("table3", found(results))[0].panels
+    styles = [{line.curve.label: line.style for line in each.lines} for each in (first, second)]
+    assert styles[0] == styles[1]
+    assert len(set(styles[0].values())) == 3
+    assert [line.curve.label for line in third.lines] == ["FedLin", "CLIMB"]
+    assert {line.curve.label: line.style for line in third.lines}.items() < styles[0].items()
+
+
+def test_what_diverges_leaves_the_plot(results):
+    _, loss, _ = panels.training("table3", found(results))
+    assert [panel.top for panel in loss.panels] == [20.0, 20.0, 20.0]
+    assert all(panel.log_y for panel in loss.panels)
+    calm = [one for one in found(results) if one.config.algorithm != "climb"]
+    _, loss, _ = panels.training("table3", calm)
+    assert [panel.top for panel in loss.panels] == [None, None, None]
+
+
+def test_the_precision_of_most_seeds_is_drawn(tmp_path):
+    (entry,) = entries("table3", algorithm="fedavg")
+    make(tmp_path, entry, (0.1, 0.9), precision="bf16")
+    for seed in (0, 1):
+        make(tmp_path, entry, (0.1, 0.5), seed, precision="f32")
+    make(tmp_path, entry, (0.1, 0.7), precision="tf32")
+    ((_, own),) = panels.runs_of([entry], found(tmp_path))
+    assert [(one.config.precision, one.config.seed) for one in own] == [("f32", 0), ("f32", 1)]
+
+
+def test_local_iterations_and_rounds(results):
+    def setting(entry):
+        return entry.values["local_work"]
+
+    row = panels.varied("figure5", found(results), "local iterations", setting)
+    (panel,) = row.panels
+    (line,) = (line for line in panel.lines if line.curve.label == "FedDA, Adam")
+    assert line.curve.x == [1, 2, 5, 10, 20]
+    np.testing.assert_allclose(line.curve.mean, [0.51, 0.52, 0.55, 0.7, 0.7])
+    row = panels.varied("figure6", found(results), "rounds", lambda entry: entry.at)
+    sgdm, adam = row.panels[0].lines
+    assert sgdm.curve.x == [50, 100, 200, 500, 1000, 1500]
+    np.testing.assert_allclose(sgdm.curve.mean[3:], [0.55, 0.75, 0.85])
+    np.testing.assert_allclose(adam.curve.mean[3:], [0.4, 0.6, 0.7])
+    assert panels.varied("figure5-scaled", [], "local iterations", setting) is None
+
+
+# ---------------------------------------------------------------------------------------- the rates
+
+
+def strip(ours, paper=(0.1, 0.2, 0.3, 0.4)):
+    made = [None if value is None else tables.Interval(value, None) for value in ours]
+    return rates.Strip("emnist", "client_lr", "server_lr 1", [1.0, 2.0, 3.0, 4.0], [*paper], made)
+
+
+@pytest.mark.parametrize(
+    ("ours", "words"),
+    [
+        ((0.5, 0.6, 0.7, 0.8), "rank correlation 1.00"),
+        ((0.8, 0.7, 0.6, 0.5), "rank correlation -1.00"),
+        ((0.5, None, 0.7, None), "rank correlation: 2 of 4 were run"),
+        ((0.5, 0.5, 0.5, 0.5), "rank correlation is not defined"),
+        ((math.nan, 0.6, 0.7, 0.8), "rank correlation 1.00"),
+    ],
+)
+def test_agreement_with_the_paper(ours, words):
+    assert rates.agreement(strip(ours)) == words
+
+
+def test_strips_are_paper_beside_ours(results, html):
+    (made,) = rates.strips("table6", found(results))
+    assert (made.task, made.varied, made.fixed) == ("emnist", "client_lr", "server_lr 0.1")
+    assert made.rates == [1, 3.3, 10, 33]
+    assert made.paper == [0.778, 0.819, 0.783, 0.052]
+    np.testing.assert_allclose([each.mean for each in made.ours], np.array(made.paper) / 2)
+    told = section(html, "rates")
+    assert "EMNIST, server_lr 0.1: rank correlation 1.00" in told
+    for words in (">0.778<", ">0.389<", ">0.052<", ">0.026<"):
+        assert words in told
+    assert "rank correlation: 1 of 4 were run" in told, "table 9 has a run of table 3"
+    # 0.819 is the highest and has the full colour, its half has half of it.
+    assert "rgba(0, 114, 178, 0.60)'>0.819<" in told
+    assert re.search(r"rgba\(0, 114, 178, 0\.30\)'>0\.4(09|10)<", told)
+
+
+def test_what_is_missing_or_not_finite_has_no_colour():
+    shown = rates.html(strip((math.nan, None, 0.2, 0.4)))
+    assert "rgba(0, 114, 178, 0.00)'>not finite<" in shown
+    assert "rgba(0, 114, 178, 0.00)'>not run<" in shown
+
+
+# ------------------------------------------------------------------------------------ in a browser
+
+
+@pytest.fixture(scope="module")
+def browser(chromium, written):  # noqa: F811 - the fixture
+    chromium.get(written[0].as_uri())
+    return chromium
+
+
+@pytest.mark.parametrize("width", [1280, 360])
+def test_plots_are_drawn_inside_their_boxes(browser, width):
+    resize(browser, width)
+    plots = browser.execute_script(
+        """
+        return [...document.querySelectorAll('.js-plotly-plot')].map(plot => {
+          const [box, drawn] = [plot.closest('figure'), plot.querySelector('.main-svg')]
+            .map(each => each.getBoundingClientRect());
+          return [plot.id, drawn.left - box.left, box.right - drawn.right];
+        });
+        """
+    )
+    kinds = ("metric", "train_loss", "megabytes")
+    optimisers = ("sgdm", "adam", "adagrad")
+    assert [name for name, *_ in plots] == [
+        *(f"plot-emnist-{kind}-{each}" for kind in kinds for each in optimisers),
+        "plot-figure5-emnist",
+        "plot-figure5-scaled-emnist",
+        "plot-figure6-emnist",
+    ]
+    for name, left, right in plots:
+        assert min(left, right) > -1, name
+        assert len(line_paths(browser, name)) >= 2
+    *others, fedda = line_paths(browser, "plot-emnist-metric-sgdm")
+    assert len(others) == 2
+    assert fedda[1] > 0.4 * min(width, 380)
+    widths = browser.execute_script(
+        "return [...document.querySelectorAll('#plot-emnist-metric-sgdm .cartesianlayer .js-line')]"
+        ".map(line => parseFloat(getComputedStyle(line).strokeWidth))"
+    )
+    assert [width for width in widths if width > 0] == [2, 2, 4], "FedDA is thick and above"
+
+
+@pytest.mark.parametrize("width", [1280, 360])
+def test_only_boxes_scroll_sideways(browser, width):
+    resize(browser, width)
+    browser.execute_script("document.querySelectorAll('details').forEach(d => d.open = true)")
+    page, table, box, overflow = browser.execute_script(
+        """
+        const table = document.querySelector('#table3');
+        const box = table.parentElement;
+        return [document.documentElement.scrollWidth - innerWidth, table.scrollWidth,
+                box.clientWidth, getComputedStyle(box).overflowX];
+        """
+    )
+    assert page <= 0
+    assert (table > box) == (width == 360)
+    assert overflow == "auto"
+
+
+def luminance(colour):
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour]
+    return np.dot(linear, (0.2126, 0.7152, 0.0722))
+
+
+def contrast(one, other):
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def rgb(text, below=None):
+    """A colour as CSS computes it, between 0 and 1, laid over another."""
+    *colour, alpha = [*map(float, re.findall(r"[\d.]+", text)), 1.0][:4]
+    colour = np.array(colour) / 255
+    return colour if below is None else alpha * colour + (1 - alpha) * below
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_both_colour_schemes_are_readable(browser, scheme):
+    feature = {"name": "prefers-color-scheme", "value": scheme}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+    try:
+        resize(browser, 1280)
+        page, colours = browser.execute_script(
+            """
+            const all = '.verdict, #table3 td, .small, .strip td, a, dt, dd, caption, figcaption';
+            const shown = [...document.querySelectorAll(all)].map(each => {
+              const style = getComputedStyle(each);
+              return [each.textContent, style.color, style.backgroundColor];
+            });
+            const labels = [...document.querySelectorAll('.plot :is(.xtick, .legend) text')]
+              .map(each => [each.textContent, getComputedStyle(each).fill, 'rgba(0, 0, 0, 0)']);
+            return [getComputedStyle(document.body).backgroundColor, [...shown, ...labels]];
+            """
+        )
+    finally:
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    page = rgb(page)
+    assert (luminance(page) > 0.5) == (scheme == "light")
+    assert len(colours) > 200
+    for text, ink, background in colours:
+        assert contrast(rgb(ink), rgb(background, page)) >= 4.5, (text, ink, background)
+
+
+def test_nothing_is_loaded_run_or_wrong(browser):
+    browser.get_log("browser")
+    browser.refresh()
+    assert browser.title == web.TITLE
+    loaded = browser.execute_script(
+        "return performance.getEntriesByType('resource').map(entry => entry.name)"
+    )
+    assert [name for name in loaded if not name.startswith("data:")] == []
+    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+
+
+def test_the_axis_ends_where_something_leaves_it(browser):
+    low, high = browser.execute_script(
+        "return document.getElementById('plot-emnist-train_loss-sgdm').layout.yaxis.range"
+    )
+    assert 10**high == pytest.approx(20)
+    assert 0.3 < 10**low < 0.5

@@ -1,0 +1,346 @@
+"""`fedda reproduce`: filling a folder with runs, once each, whatever happens on the way."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from fedda import cli, config, experiment, reproduce, terminal
+from fedda.paper import cells, claims, experiments, training
+
+TINY = {"model": "linear", "clients": 12, "cohort": 3, "rounds": 4, "eval_every": 2}
+
+
+def tiny(**settings):
+    return config.resolve(TINY | settings)
+
+
+def filled(folder, *runs, **how):
+    """What became of these runs, and what was told of them."""
+    told: list[str] = []
+    outcome = reproduce.fill(runs, folder, tell=told.append, warn=told.append, **how)
+    return outcome, "\n".join(told)
+
+
+def names(folder):
+    return sorted(path.stem for path in (folder / "cells").glob("*/*.json"))
+
+
+@pytest.fixture
+def fedda(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    """Calls the command in an empty directory; gives its exit code and both outputs."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("FEDDA_DATA", str(tmp_path / "data"))
+    for console in (terminal.out, terminal.err):
+        monkeypatch.setattr(console, "_width", None)
+
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedda", "reproduce", *words])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+# ------------------------------------------------------------------------------------- the command
+
+
+def test_it_lists_the_experiments(fedda, tmp_path):
+    code, out, _ = fedda("--list")
+    assert code == 0
+    for name in experiments.experiments():
+        assert re.search(rf"^ +{name} .* 0 *$", out, re.MULTILINE), name
+    assert list(tmp_path.iterdir()) == [], "to look leaves nothing behind"
+
+
+def test_a_table_and_one_more_seed(fedda, tmp_path):
+    words = ("digits", "--rounds", "2", "--only", "fedavg,fedda-sgdm")
+    code, out, err = fedda(*words)
+    assert code == 0
+    assert "digits fedavg seed 0: accuracy" in err
+    assert "2 of 2 runs are done, 0 are missing." in out
+    (line,) = (line for line in out.splitlines() if "FedAvg" in line)
+    (cell,) = (tmp_path / "results/cells/digits").glob("fedavg-*.json")
+    final = json.loads(cell.read_text())["final"]["accuracy"]
+    assert f"{final:.4f}" in line
+    before = {
+        path: path.stat().st_mtime_ns for path in (tmp_path / "results/cells").rglob("*.json")
+    }
+    code, out, err = fedda(*words, "--quiet")
+    assert (code, err) == (0, "")
+    code, out, err = fedda(*words, "--seeds", "2", "--write")
+    assert code == 0
+    assert "seed 0: accuracy" not in err
+    assert err.count("seed 1: accuracy") == 2
+    assert "4 of 4 runs are done" in out
+    assert re.search(r"FedAvg .* ± .* 2 ", out)
+    after = {path: path.stat().st_mtime_ns for path in (tmp_path / "results/cells").rglob("*.json")}
+    assert len(after) == 4
+    assert before.items() <= after.items(), "the first are as they were"
+    assert (tmp_path / "results/README.md").read_text().startswith("# Results")
+    assert not list((tmp_path / "results/.work").glob("fed*")), "no claim and no work is left"
+    assert fedda("digits", "--rounds", "3", "--only", "fedavg", "-q")[0] == 0
+    assert len(names(tmp_path / "results")) == 5, "other rounds are other cells"
+
+
+def test_a_run_is_added_and_found(fedda, tmp_path, monkeypatch):
+    run = {"rounds": 2, "algorithm": "fedavg"}
+    experiment.run(config.resolve(run), tmp_path / "run")
+    code, out, _ = fedda("--add", "run")
+    assert code == 0
+    assert f"run is results/cells/digits/{names(tmp_path / 'results')[0]}.json" in out
+    monkeypatch.setattr(training, "alone", None)  # nothing is trained
+    code, out, _ = fedda("digits", "--rounds", "2", "--only", "fedavg")
+    assert code == 0
+    assert "1 of 1 runs are done" in out
+
+
+def test_without_its_data_a_table_is_printed_and_the_way_to_get_them(fedda):
+    code, out, err = fedda("table9", "--only", "emnist,cifar100", "-q")
+    assert code == 2
+    for task in ("emnist", "cifar100"):
+        assert err.count(f"{task}: the data set {task}") == 1, "each once"
+    assert "0 of 8 runs are done, 8 are missing." in out
+    assert "0.861" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "say what to reproduce, such as table3"),
+        (["table22"], "unknown experiment 'table22'. Did you mean table2"),
+        (["table2", "--only", "fedavgg"], "'fedavgg'. Did you mean fedavg"),
+        (["--add"], "--add needs directories"),
+        (["--add", "nothing"], "there is no configuration file nothing/config.toml"),
+        (["digits", "--precision", "bf17", "--only", "fedavg"], "unknown precision 'bf17'"),
+    ],
+)
+def test_wrong_input_is_a_message(fedda, words, message):
+    code, _, err = fedda(*words)
+    assert code == 2
+    assert message in err
+    assert "Traceback" not in err
+
+
+# ------------------------------------------------------------------------------------- filling
+
+
+def test_runs_of_one_program_are_trained_together_to_the_same_numbers(tmp_path):
+    runs = [tiny(client_lr=rate, seed=seed) for rate in (0.1, 0.2) for seed in (0, 1)]
+    outcome, told = filled(tmp_path / "together", *runs)
+    assert len(outcome.made) == 4
+    assert "and 3 more together: round 4/4" in told
+    for run in runs:
+        filled(tmp_path / "alone", run)
+    assert names(tmp_path / "alone") == names(tmp_path / "together")
+    for one, other in zip(
+        *(cells.read_all(tmp_path / each).found for each in ("alone", "together")), strict=True
+    ):
+        assert one.content.keys() - {"processes"} == other.content.keys() - {"together"}
+        for name, values in one.content["history"].items():
+            ours = np.array(other.content["history"][name], float)
+            np.testing.assert_allclose(ours, np.array(values, float), rtol=2e-4, atol=1e-5)
+        for name in ("bytes_up", "bytes_down", "parameters", "config", "data"):
+            assert one.content[name] == other.content[name]
+
+
+def test_what_is_not_one_program_is_trained_alone(tmp_path, monkeypatch):
+    runs = [tiny(), tiny(rounds=6), tiny(algorithm="fedavg"), tiny(local_work=3)]
+    monkeypatch.setattr(training, "several", None)
+    assert len(filled(tmp_path, *runs)[0].made) == 4
+    monkeypatch.setattr(training, "SMALL", 1)
+    assert len(filled(tmp_path, tiny(seed=1), tiny(seed=2))[0].made) == 2, "a model that is large"
+
+
+def test_a_damaged_cell_is_named_and_made_again(tmp_path):
+    runs = [tiny(), tiny(algorithm="fedavg")]
+    filled(tmp_path, *runs)
+    path, other = (cells.path(tmp_path, run, None) for run in runs)
+    whole, untouched = json.loads(path.read_text()), other.stat().st_mtime_ns
+    path.write_text(path.read_text()[:300])
+    outcome, told = filled(tmp_path, *runs)
+    assert outcome.made == [path.stem]
+    assert f"{path} is not whole" in told
+    again = json.loads(path.read_text())
+    assert again["history"] == whole["history"]
+    assert len(path.with_suffix(".json.damaged").read_text()) == 300
+    assert other.stat().st_mtime_ns == untouched
+    assert filled(tmp_path, *runs)[0].made == []
+
+
+def test_a_cell_under_a_wrong_name_is_named_and_made_again(tmp_path):
+    filled(tmp_path, tiny())
+    path = cells.path(tmp_path, tiny(), None)
+    wrong = cells.path(tmp_path, tiny(seed=5), None)
+    os.replace(path, wrong)
+    outcome, told = filled(tmp_path, tiny(), tiny(seed=5))
+    assert sorted(outcome.made) == sorted([path.stem, wrong.stem])
+    assert "is the result of another configuration than its name says" in told
+
+
+def test_what_another_process_is_at_is_left_to_it(tmp_path):
+    with claims.Claims(tmp_path / ".work") as theirs:
+        theirs.take(cells.name(tiny(), None))
+        outcome, _ = filled(tmp_path, tiny(), tiny(algorithm="fedavg"))
+        assert (len(outcome.busy), len(outcome.made)) == (1, 1)
+    assert len(filled(tmp_path, tiny())[0].made) == 1
+
+
+def test_a_run_that_cannot_be_made_does_not_stop_the_others(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDDA_DATA", str(tmp_path / "none"))
+    outcome, told = filled(tmp_path, tiny(cohort=99), tiny(task="emnist", model="cnn"), tiny())
+    assert len(outcome.made) == 1
+    assert len(outcome.failed) == 2
+    assert "cohort must be at most the number of clients" in told
+    assert "emnist: the data set emnist" in told
+
+
+def test_nothing_is_begun_that_does_not_fit_in_the_time(tmp_path):
+    """By cells of the same program, or else of the same task: 50 s a round, 100 s to compile."""
+    filled(tmp_path, tiny())
+    path = cells.path(tmp_path, tiny(), None)
+    content = json.loads(path.read_text())
+    summary = content | {"seconds": {"total": 300.0, "compile": 100.0}}
+    columns = content["history"]
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    cells.write(tmp_path, tiny(), rows, summary)
+    for seconds, run, made in (
+        (290, tiny(seed=1), 0),
+        (310, tiny(seed=1), 1),
+        (290, tiny(algorithm="fedavg"), 0),
+        (290, tiny(algorithm="fedavg", rounds=2), 1),
+        (0.001, tiny(seed=1), 0),  # which is there
+        (290, tiny(algorithm="fedprox"), 0),
+        (290, tiny(algorithm="fedprox", rounds=2), 1),
+    ):
+        outcome, _ = filled(tmp_path, run, seconds=seconds)
+        assert len(outcome.made) == made, (seconds, run)
+        assert len(outcome.late) == (not made and seconds > 1)
+
+
+def test_a_batch_is_cut_to_what_fits_in_the_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(reproduce._Filler, "_expected", lambda self, run, count: 100.0 * count)
+    outcome, told = filled(tmp_path, *(tiny(seed=seed) for seed in range(5)), seconds=390)
+    assert "and 2 more together" in told
+    assert len(outcome.made) == 5, "then the other two"
+
+
+@pytest.mark.parametrize(("free", "room"), [(100e9, 50.0), (2e9, 4.0), (None, 4.0)])
+def test_client_memory_may_fill_half_of_an_accelerator(monkeypatch, free, room):
+    stats = free and {"bytes_limit": free + 1e9, "bytes_in_use": 1e9}
+    device = types.SimpleNamespace(platform="gpu", memory_stats=lambda: stats)
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+    run = training._with_memory(tiny())
+    assert run.memory_gb == room
+    assert cells.key(run) == cells.key(tiny())
+
+
+# ------------------------------------------------------------------------------------- processes
+
+FILL = """
+import json, sys, time
+from pathlib import Path
+from fedda import config, reproduce
+folder, here, there, runs = sys.argv[1:]
+runs = [config.resolve(values) for values in json.loads(runs)]
+if here:  # all begin at one moment
+    Path(here).touch()
+    while not Path(there).exists():
+        time.sleep(0.001)
+tell = lambda line: print(line, file=sys.stderr)
+print(json.dumps(reproduce.fill(runs, Path(folder), tell=tell)._asdict()))
+"""
+
+
+def process(folder, values, here="", there=""):
+    words = [sys.executable, "-c", FILL, folder, here, there, json.dumps(values)]
+    quickly = os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    return subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=quickly
+    )
+
+
+def ended(process):
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    return json.loads(out), err
+
+
+def test_two_processes_fill_one_folder(tmp_path):
+    algorithms = ("fedavg", "fedda-sgdm", "fedprox", "fedopt-sgdm")
+    values = [TINY | {"algorithm": name, "seed": seed} for seed in (0, 1) for name in algorithms]
+    marks = [str(tmp_path / "a"), str(tmp_path / "b")]
+    both = [process(tmp_path / "r", values, *order) for order in (marks, marks[::-1])]
+    (one, _), (other, _) = map(ended, both)
+    assert len(one["made"]) >= 2, "both had something to do"
+    assert len(other["made"]) >= 2
+    assert not set(one["made"]) & set(other["made"]), "none was made twice"
+    assert sorted(one["made"] + other["made"]) == names(tmp_path / "r"), "none was lost"
+    assert len(names(tmp_path / "r")) == len(values)
+    assert not cells.read_all(tmp_path / "r").damaged
+    assert not list((tmp_path / "r/.work").glob("fed*"))
+
+
+def test_a_killed_run_goes_on_to_the_same_numbers(tmp_path):
+    values = TINY | {"rounds": 1000, "eval_every": 20, "checkpoint_every": 1}
+    work = tmp_path / "killed/.work" / cells.name(config.resolve(values), None)
+    killed = process(tmp_path / "killed", [values])
+    until = time.monotonic() + 60
+    while not (work / "checkpoints/40").exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    assert names(tmp_path / "killed") == []
+    assert work.with_name(f"{work.name}.claim").exists(), "nothing was tidied up"
+    both = [process(tmp_path / name, [values]) for name in ("killed", "whole")]
+    (after, told), (whole, _) = map(ended, both)
+    assert after["made"] == whole["made"] == [work.name]
+    assert int(re.search(r"continued from round (\d+)", told)[1]) >= 20
+    (one,), (other,) = (cells.read_all(tmp_path / name).found for name in ("killed", "whole"))
+    assert one.content["history"] == other.content["history"]
+    assert len(one.content["history"]["round"]) == 51
+    assert not work.exists()
+
+
+# ------------------------------------------------------------------------------------- real data
+
+FILES = os.environ.get("FEDDA_TEST_DATA")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(FILES is None, reason="FEDDA_TEST_DATA names no folder with the files")
+@pytest.mark.xdist_group("real data")
+def test_a_run_of_table_3(fedda, tmp_path):
+    from fedda.data import datasets
+
+    datasets.import_files("emnist", Path(FILES))
+    code, out, _ = fedda("table3", "--rounds", "2", "--only", "fedavg")
+    assert code == 0
+    assert re.search(r"FedAvg +0\.850 +0\.849 +0\.\d{4} .* 1 +0 +tf32", out)
+    (cell,) = cells.read_all(tmp_path / "results").found
+    assert cell.content["data"]["name"] == "emnist"
+    assert len(cell.data) == 64
+    assert fedda("table3", "--rounds", "2", "--only", "fedavg", "-q")[2] == ""
+
+
+def test_the_page_is_written_from_the_cells(fedda, tmp_path: Path):
+    pytest.importorskip("plotly")
+    committed = Path(__file__).parents[1] / "results"
+    page = tmp_path / "page"
+    fedda("--report", str(page), "--results", str(committed))
+    assert "Table 2" in (page / "results.html").read_text()

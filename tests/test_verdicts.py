@@ -1,0 +1,195 @@
+"""Verdicts follow from cells: made-up cells whose verdict is known."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedda.paper import evidence, experiments, tables, verdicts
+from fedda.paper.cells import Cell, Cells
+
+
+def cell(entry, values, every=None, **content):
+    """A finished run whose metric took these values, at equal distances up to the last round."""
+    config = tables.resolved(entry, None)
+    every = every or config.rounds // len(values)
+    rounds = list(range(config.rounds - every * (len(values) - 1), config.rounds + 1, every))
+    history = {"round": rounds, "accuracy": list(values)}
+    usual = {
+        "metric": "accuracy",
+        "history": history,
+        "data": {},
+        "nonfinite_clients": 0,
+        "skipped_rounds": 0,
+        "parameters": 1000,
+        "bytes_down": 0,
+        "bytes_up": 0,
+        "seconds": {"total": 1.0, "compile": 0.5},
+    }
+    return Cell(Path("x.json"), config, usual | content)
+
+
+def told(name, found, theory=None):
+    return next(one for one in verdicts.verdicts(Cells(found, []), theory) if one.name == name)
+
+
+def table(name, value):
+    """All runs of a table; `value(algorithm)` is what each came to."""
+    entries = experiments.experiments()[name].entries
+    return [cell(entry, [value(entry.algorithm)]) for entry in entries]
+
+
+def test_there_is_one_verdict_for_each_claim_and_nothing_is_settled_without_runs():
+    found = verdicts.verdicts(Cells([], []), None)
+    assert [one.name for one in found] == [f"F{number}" for number in range(1, 15)]
+    assert {one.verdict for one in found} == {"not settled"}
+
+
+@pytest.mark.parametrize(
+    ("best_elsewhere", "verdict"),
+    [
+        ((), "holds"),
+        (("table2",), "holds in part"),
+        (("table2", "table3", "table4"), "does not hold"),
+    ],
+)
+def test_best_in_every_column(best_elsewhere, verdict):
+    found = []
+    for name in ("table2", "table3", "table4"):
+        better = 0.1 if name == "table4" else 0.9  # of the autoencoder, less is better
+        ours, theirs = (0.5, better) if name in best_elsewhere else (better, 0.5)
+        found += table(name, lambda each, a=ours, b=theirs: a if each.startswith("fedda") else b)
+    assert told("F6", found).verdict == verdict
+
+
+def test_a_column_with_a_missing_run_is_not_settled_and_a_diverged_rival_is_no_rival():
+    everything = table("table2", lambda each: 0.5 if each.startswith("fedda") else 0.4)
+    missing = [one for one in everything if one.config.algorithm != "fedlin"]
+    assert "SGDM 9 of 10 runs" in told("F6", missing).measured
+    assert "SGDM FedDA 0.5, best other" in told("F6", everything).measured
+    diverged = [
+        one
+        if one.config.algorithm != "stem"
+        else one._replace(content=one.content | {"history": {"round": [4000], "accuracy": [None]}})
+        for one in everything
+    ]
+    assert "best other STEM" not in told("F6", diverged).measured
+    assert "Best in 3 of 3" in told("F6", diverged).measured
+
+
+def test_the_paper_contradicts_itself_on_stack_overflow():
+    found = table("table5", lambda each: {"fedda-adam": 0.6, "fedopt-adagrad": 0.7}.get(each, 0.3))
+    verdict = told("F7", found)
+    assert verdict.verdict == "holds in part"
+    assert "CLIMB 0.302" in verdict.measured
+
+
+def test_rounds_that_are_saved():
+    entry = experiments.experiments()["table3"].entries[0]
+    one = cell(entry, [0.5, 0.76, 0.83, 0.9])
+    assert [evidence.reached(one, goal) for goal in (0.4, 0.75, 0.84, 0.95)] == [
+        375, 750, 1500, math.inf,
+    ]  # fmt: skip
+    assert evidence.saved(50, 100, 1000) == 0.5
+    assert evidence.saved(math.inf, 500, 1000) == -1, "who never arrives is late"
+    # FedDA is there at once and all others never are: of 1,500 rounds it takes 375.
+    found = []
+    for name in ("table2", "table3", "table5"):
+        for each in experiments.experiments()[name].entries:
+            fast = each.algorithm.startswith("fedda")
+            found.append(cell(each, [0.99] * 4 if fast else [0.01] * 4))
+    verdict = told("F5", found)
+    assert "cifar100 75.0%, emnist 75.0%, stackexchange 75.0%" in verdict.measured
+    assert verdict.verdict == "holds in part", "75 % is less than the paper's 75.4 %"
+
+
+@pytest.mark.parametrize(
+    ("x", "y"),
+    [
+        ([1, 2, 3, 4], [1, 2, 3, 4]),
+        ([1, 2, 3, 4], [4, 1, 3, 2]),
+        ([0.055, 0.055, 0.055, 0.868], [0.1, 0.3, 0.2, 0.9]),
+    ],
+)
+def test_rank_correlation_is_spearmans(x, y):
+    np.testing.assert_allclose(evidence.rank_correlation(x, y), stats.spearmanr(x, y).statistic)
+
+
+def test_rank_correlation_of_equal_numbers_is_none():
+    assert math.isnan(evidence.rank_correlation([1, 1, 1], [1, 2, 3]))
+
+
+@pytest.mark.parametrize(("sign", "verdict"), [(1, "holds"), (-1, "does not hold")])
+def test_sensitivity_is_judged_by_ranks(sign, verdict):
+    found, seen = [], set()
+    for number in range(6, 12):
+        for entry in experiments.experiments()[f"table{number}"].entries:
+            key = str(sorted(entry.values.items()))
+            if entry.task != "stackexchange" and key not in seen:
+                seen.add(key)
+                found.append(cell(entry, [0.5 + sign * entry.paper / 4]))
+    assert told("F10", found).verdict == verdict
+
+
+def test_local_iterations_and_momentum():
+    found = [
+        cell(entry, [{1: 0.5, 2: 0.6, 5: 0.8, 10: 0.7, 20: 0.1}[entry.values["local_work"]]])
+        for entry in experiments.experiments()["figure5"].entries
+        if entry.task != "stackexchange"
+    ]
+    assert told("F8", found).verdict == "holds"
+    assert "1: 0.5, 2: 0.6, 5: 0.8, 10: 0.7, 20: 0.1" in told("F8", found).measured
+    found = [
+        cell(entry, [0.6 if entry.values["beta1"] else 0.7])
+        for entry in experiments.experiments()["ablation"].entries
+        if "beta1" in entry.values
+    ]
+    assert told("F12", found).verdict == "does not hold"
+
+
+def test_stabilisation_is_judged_by_the_spread_of_the_last_rounds():
+    found = [
+        cell(entry, [0.5, 0.5 + (0.0 if entry.values["stabilise"] else 0.1)] * 5, every=10)
+        for entry in experiments.experiments()["stabilise"].entries
+        if entry.task == "emnist"
+    ]
+    verdict = told("F11", found)
+    assert verdict.verdict == "holds"
+    assert "0: 0.55 ± 0.05" in verdict.measured
+
+
+def test_cost_is_counted_in_models():
+    entries = experiments.experiments()["table3"].entries
+    wanted = [
+        one for one in entries if one.algorithm.startswith("fedda") or one.algorithm == "fedavg"
+    ]
+
+    def of(entry):
+        models = 2 if entry.algorithm.startswith("fedda") else 1
+        sent = 4 * 1000 * 10 * 1500 * models
+        seconds = {"total": 40.0, "compile": 10.0}
+        return cell(entry, [0.5], parameters=1000, bytes_down=sent, bytes_up=sent, seconds=seconds)
+
+    verdict = told("F14", [of(entry) for entry in wanted])
+    assert verdict.verdict == "holds"
+    assert "emnist FedAvg 1.00 down, 1.00 up, 20 ms a round" in verdict.measured
+    assert told("F14", [of(entry) for entry in wanted[:3]]).verdict == "not settled"
+
+
+@pytest.mark.parametrize(
+    ("parts", "verdict"),
+    [
+        (["holds"], "holds"),
+        (["holds", "does not hold"], "holds in part"),
+        (["does not hold", "does not hold"], "does not hold"),
+        (["holds in part", "does not hold"], "holds in part"),
+    ],
+)
+def test_what_theory_found_is_taken_over(parts, verdict):
+    claims = [
+        {"key": f"F3 {i}", "claim": "c", "verdict": part, "measured": "x"}
+        for i, part in enumerate(parts)
+    ]
+    assert told("F3", [], {"claims": claims}).verdict == verdict
