@@ -343,3 +343,10 @@ def test_data_that_are_not_here_are_asked_for(stores):
     with pytest.raises(InputError, match="fedda data fetch emnist"):
         load("emnist")
     assert "emnist" in datasets.names()
+
+
+def test_another_data_folder_has_other_data(stores, monkeypatch):
+    assert load("emnist").shards.num_clients == 5
+    monkeypatch.setenv("FEDDA_DATA", str(stores / "empty"))
+    with pytest.raises(InputError, match="the data set emnist"):
+        load("emnist")

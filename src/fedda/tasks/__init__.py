@@ -7,9 +7,11 @@ A task is two files here: `<task>.toml`, which `config` describes, and a module 
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from fedda.config import Config, about
+from fedda.data.datasets import root
 from fedda.data.feed import Block, Feed
 from fedda.data.shards import Shards
 from fedda.models import Model
@@ -38,12 +40,14 @@ def load(config: Config) -> Problem:
     """The problem a configuration names."""
     about(config.task)  # which refuses what is no task
     values = tuple(getattr(config, name) for name in DEPENDS_ON)
-    return _load(values, tuple(sorted(config.options.items())))
+    return _load(values, tuple(sorted(config.options.items())), root())
 
 
 # Cached, so that all runs of a comparison share one federation and one compiled program.
 @lru_cache(maxsize=2)
-def _load(values: tuple[Any, ...], options: tuple[tuple[str, Any], ...]) -> Problem:
+def _load(
+    values: tuple[Any, ...], options: tuple[tuple[str, Any], ...], data_folder: Path
+) -> Problem:
     config = Config(**dict(zip(DEPENDS_ON, values, strict=True)), options=dict(options))
     module = importlib.import_module(f"fedda.tasks.{config.task.replace('-', '_')}")
     problem: Problem = module.build(config)
