@@ -3,12 +3,13 @@
 import gc
 import itertools
 import os
+import sys
 
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
 )
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
@@ -23,6 +24,31 @@ def x64() -> Iterator[None]:
     """Float64 everywhere, for tests of exactness."""
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture
+def fedda(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[..., tuple[int, str, str]]:
+    """Calls the command in an empty directory; gives its exit code and both outputs."""
+    from fedda import cli, terminal
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    for console in (terminal.out, terminal.err):  # which may have been made under another width
+        monkeypatch.setattr(console, "_width", None)
+
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedda", *words])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -3,7 +3,6 @@
 import json
 import re
 import statistics
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 from jax import random
 from jax.sharding import Mesh
 
-from fedda import bench, bench_cases, cli, losses, machine, terminal, tree
+from fedda import bench, bench_cases, losses, machine, tree
 from fedda.data.shards import from_clients
 from fedda.models.linear import linear
 from fedda.task import Batch, Plan, Task
@@ -225,25 +224,10 @@ def test_words_are_drawn_in_and_out_of_the_vocabulary():
 
 
 @pytest.fixture
-def fedda(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    """Calls the command in an empty directory; gives its exit code and both outputs."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
-    for console in (terminal.out, terminal.err):
-        monkeypatch.setattr(console, "_width", None)
+def fedda(fedda):
+    """The command, which turns the cache of compiled programs off."""
     cached = jax.config.jax_enable_compilation_cache
-
-    def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedda", *words])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    yield call
+    yield fedda
     jax.config.update("jax_enable_compilation_cache", cached)
 
 

@@ -13,30 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from fedda import algorithms, cli, terminal
+from fedda import algorithms, cli
 
 QUICK = ["model=linear", "clients=12", "cohort=3", "rounds=4", "eval_every=2"]
-
-
-@pytest.fixture
-def fedda(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    """Calls the command in an empty directory; gives its exit code and both outputs."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
-    for console in (terminal.out, terminal.err):  # which may have been made under another width
-        monkeypatch.setattr(console, "_width", None)
-
-    def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedda", *words])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
 
 
 def test_compare_prints_a_table_and_writes_a_report(fedda, tmp_path: Path):

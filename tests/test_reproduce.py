@@ -8,13 +8,14 @@ import subprocess
 import sys
 import time
 import types
+from functools import partial
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
-from fedda import cli, config, experiment, reproduce, terminal
+from fedda import config, experiment, reproduce
 from fedda.paper import cells, claims, experiments, training
 
 TINY = {"model": "linear", "clients": 12, "cohort": 3, "rounds": 4, "eval_every": 2}
@@ -36,25 +37,11 @@ def names(folder):
 
 
 @pytest.fixture
-def fedda(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    """Calls the command in an empty directory; gives its exit code and both outputs."""
-    monkeypatch.chdir(tmp_path)
+def fedda(fedda, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """`fedda reproduce`, where there are no data."""
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("FEDDA_DATA", str(tmp_path / "data"))
-    for console in (terminal.out, terminal.err):
-        monkeypatch.setattr(console, "_width", None)
-
-    def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedda", "reproduce", *words])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
+    return partial(fedda, "reproduce")
 
 
 # ------------------------------------------------------------------------------------- the command
@@ -339,7 +326,6 @@ def test_a_run_of_table_3(fedda, tmp_path):
 
 
 def test_the_page_is_written_from_the_cells(fedda, tmp_path: Path):
-    pytest.importorskip("plotly")
     committed = Path(__file__).parents[1] / "results"
     page = tmp_path / "page"
     fedda("--report", str(page), "--results", str(committed))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import types
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -17,7 +18,7 @@ import pytest
 from jax import random
 
 import fedda
-from fedda import api, cli, config, simulate, sweep, tasks, together
+from fedda import api, config, simulate, sweep, tasks, together
 from fedda.data.feed import Feed, resident
 from fedda.errors import InputError
 from fedda.losses import squared_error
@@ -427,22 +428,8 @@ def test_kill_and_continue(finished: Path, tmp_path: Path):
 
 
 @pytest.fixture
-def fedda_sweep(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path):
-    """Calls the command in an empty directory; gives its exit code and both outputs."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
-
-    def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedda", "sweep", *words])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = stop.code or 0
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
+def fedda_sweep(fedda):
+    return partial(fedda, "sweep")
 
 
 def test_the_command_prints_the_best_first(fedda_sweep, tmp_path: Path):

@@ -111,7 +111,7 @@ def _list(folder: Path) -> None:
         done = len({line.label for line in made if line.seeds})
         words = (each.name, escape(each.title), ", ".join(each.tasks))
         listing.add_row(*words, str(len(each.entries)), str(done))
-    out.print(listing)
+    print_whole(listing)
 
 
 def _add(folder: Path, directories: list[str]) -> None:
