@@ -19,7 +19,6 @@ import pytest
 
 from fedda.data import catalogue, datasets
 from fedda.data.catalogue import Download
-from test_cli import fedda  # noqa: F401 - a fixture
 from test_datasets import tar_bz2
 from test_fetch import CONTENT, Server, server  # noqa: F401 - a fixture
 
@@ -79,7 +78,7 @@ def data_table(out: str) -> str:
     return out[out.index("data set ") :]
 
 
-def test_fetch_downloads_imports_and_keeps(fedda, remote, root):  # noqa: F811
+def test_fetch_downloads_imports_and_keeps(fedda, remote, root):
     code, out, err = fedda("data", "fetch", "emnist-digits", "--mirror", mirror(remote))
     assert code == 0
     assert re.search(r"train +3 +6\b", out)
@@ -95,7 +94,7 @@ def test_fetch_downloads_imports_and_keeps(fedda, remote, root):  # noqa: F811
     assert len(remote.asked) == 1
 
 
-def test_import_of_a_federation_of_ones_own(fedda, tmp_path):  # noqa: F811
+def test_import_of_a_federation_of_ones_own(fedda, tmp_path):
     file = own_file(tmp_path / "mine.npz")
     code, out, _ = fedda(
         "data", "import", "mine", str(file), "--client", "who", "--label", "kind", "--feature", "x"
@@ -109,7 +108,7 @@ def test_import_of_a_federation_of_ones_own(fedda, tmp_path):  # noqa: F811
     assert re.fullmatch(r"mine 2 [45] \d+ bytes ready \S+", row(data_table(out), "mine"))
 
 
-def test_list_says_what_is_ready_stale_or_not_here(fedda, root, tmp_path, monkeypatch):  # noqa: F811
+def test_list_says_what_is_ready_stale_or_not_here(fedda, root, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "250")
     for name in ("first", "second"):
         file = own_file(tmp_path / f"{name}.npz")
@@ -132,7 +131,7 @@ def test_list_says_what_is_ready_stale_or_not_here(fedda, root, tmp_path, monkey
     assert f"Kept in {root}" in out
 
 
-def test_verify_reads_every_byte(fedda, root, tmp_path):  # noqa: F811
+def test_verify_reads_every_byte(fedda, root, tmp_path):
     for name in ("first", "second"):
         file = own_file(tmp_path / f"{name}.npz")
         fedda("data", "import", name, str(file), "--client", "who", "--label", "kind")
@@ -154,7 +153,7 @@ def test_verify_reads_every_byte(fedda, root, tmp_path):  # noqa: F811
     assert fedda("data", "verify", "first")[0] == 0
 
 
-def test_data_show(fedda, tmp_path):  # noqa: F811
+def test_data_show(fedda, tmp_path):
     code, out, _ = fedda("data", "show", "digits", "--partition", "dirichlet:0.3")
     assert code == 0
     assert re.search(r"clients +100 ", out)
@@ -165,7 +164,7 @@ def test_data_show(fedda, tmp_path):  # noqa: F811
     assert (tmp_path / "p.pdf").read_bytes()[:4] == b"%PDF"
 
 
-def test_data_show_says_how_the_clients_came_about(fedda, tmp_path):  # noqa: F811
+def test_data_show_says_how_the_clients_came_about(fedda, tmp_path):
     """CIFAR-100 for Python knows no clients, so the task's own partition becomes Pachinko."""
     rng = np.random.default_rng(0)
     for split in ("train", "test"):
@@ -183,7 +182,7 @@ def test_data_show_says_how_the_clients_came_about(fedda, tmp_path):  # noqa: F8
     assert "cap=" not in out
 
 
-def test_data_show_says_where_counts_end(fedda, tmp_path):  # noqa: F811
+def test_data_show_says_where_counts_end(fedda, tmp_path):
     question = 'PostTypeId="1" Title="t" Tags="&lt;a&gt;" Body="b"'
     rows = [
         f'<row Id="{post}" OwnerUserId="{user}" {question}/>'
@@ -218,7 +217,7 @@ def test_data_show_says_where_counts_end(fedda, tmp_path):  # noqa: F811
         ),
     ],
 )
-def test_wrong_input_is_a_message(fedda, tmp_path, words, message):  # noqa: F811
+def test_wrong_input_is_a_message(fedda, tmp_path, words, message):
     code, out, err = fedda("data", *words)
     assert code == 2
     assert out == "" or words[0] == "show"
@@ -275,7 +274,7 @@ def test_on_a_terminal_there_is_a_bar_and_ctrl_c_can_be_followed_up(fedda, serve
     assert not list(part.parent.iterdir())
 
 
-def test_the_stale_are_made_anew_or_refused_by_what_uses_them(fedda, root, tmp_path):  # noqa: F811
+def test_the_stale_are_made_anew_or_refused_by_what_uses_them(fedda, root, tmp_path):
     file = own_file(tmp_path / "mine.npz")
     fedda("data", "import", "mine", str(file), "--client", "who", "--label", "kind")
     meta = json.loads((root / "mine" / "meta.json").read_text())
