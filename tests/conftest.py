@@ -3,6 +3,7 @@
 import gc
 import itertools
 import os
+import signal
 import sys
 
 os.environ["XLA_FLAGS"] = (
@@ -17,6 +18,9 @@ import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+# What a shell starts in the background ignores interrupts, and so would the commands tested here.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

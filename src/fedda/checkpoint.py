@@ -54,14 +54,14 @@ class Checkpoints:
             directory.absolute(),
             options=ocp.CheckpointManagerOptions(
                 max_to_keep=KEPT,
-                enable_async_checkpointing=False,
                 create=False,
                 multiprocessing_options=alone,
             ),
         )
 
     def save(self, round_number: int, run: PyTree, numbers: dict[str, Any]) -> None:
-        arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(run)]
+        """Copies the run, and writes the copy while the run goes on; `close` waits for it."""
+        arrays = [np.array(leaf) for leaf in jax.tree.leaves(run)]
         # Orbax refuses empty arrays, and none is needed to know that there is nothing.
         leaves = {str(i): array for i, array in enumerate(arrays) if array.size}
         items = ocp.args.Composite(

@@ -166,12 +166,17 @@ def _sum_over_devices(parts: PyTree) -> PyTree:
 
 
 def sum_over_clients(
-    layout: Layout, work: Callable[..., tuple[PyTree, PyTree]], shared: PyTree, own: PyTree
+    layout: Layout,
+    work: Callable[..., tuple[PyTree, PyTree]],
+    add_up: Callable[..., tuple[PyTree, PyTree]],
+    shared: PyTree,
+    own: PyTree,
 ) -> tuple[PyTree, PyTree]:
     """Maps `work(shared, own[i])` over clients: the sum of the first results, all of the second.
 
-    Clients of a chunk are one vmap; chunks follow one another with a running sum; every device has
-    its share of the cohort. Slots that fill the last chunk ask an absent client.
+    Clients of a chunk are one vmap, and `add_up(first, second, own)` makes one sum of their first
+    results; chunks follow one another with a running sum; every device has its share of the cohort.
+    Slots that fill the last chunk ask an absent client.
     """
     asked = jax.tree.leaves(own)[0].shape[0]
     devices, chunks_each, chunk = layout.places(asked)
@@ -192,7 +197,7 @@ def sum_over_clients(
             parts, kept = jax.tree.map(lambda leaf: leaf[None], one)
         else:
             parts, kept = jax.vmap(work, (None, 0))(shared, own)
-        return tree.sum_leading(parts), kept
+        return add_up(parts, kept, own)
 
     def here(shared: PyTree, own: PyTree) -> tuple[PyTree, PyTree]:
         chunks = jax.tree.map(lambda leaf: leaf.reshape(-1, chunk, *leaf.shape[1:]), own)

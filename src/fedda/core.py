@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.random import fold_in
 
 from fedda import tree
@@ -64,6 +64,8 @@ class RoundInfo(NamedTuple):
 
 
 class _Contribution(NamedTuple):
+    """One client's part of a phase, or the sum of several."""
+
     upload: PyTree
     seen: Seen
     counted: Array
@@ -71,20 +73,37 @@ class _Contribution(NamedTuple):
 
 
 def _contribute(phase: Phase, task: Any, shared: PyTree, own: PyTree) -> tuple[PyTree, PyTree]:
-    """One client's part of a phase. Absent clients and non-finite uploads become exact zeros."""
+    """One client's part of a phase. An absent client's is exact zeros."""
     hp, message, shards, key = shared
     client, memory = own
     shard = shards.shard(client)
     upload, kept, seen = phase.work(hp, task, message, memory, shard, fold_in(key, client))
-    present, finite = shard.count > 0, tree.all_finite((upload, seen))
-    counted = present & finite
-    contribution = _Contribution(
-        upload=tree.where(counted, upload, tree.zeros_like(upload)),
-        seen=tree.where(counted, seen, tree.zeros_like(seen)),
-        counted=counted,
-        nonfinite=present & ~finite,
-    )
-    return contribution, tree.where(counted, kept, memory)
+    present = shard.count > 0
+    part = _Contribution(upload, seen, present, jnp.asarray(False))
+    return _only_if(present, part), tree.where(present, kept, memory)
+
+
+def _only_if(allowed: Array, part: _Contribution) -> _Contribution:
+    return tree.where(allowed, part, tree.zeros_like(part))
+
+
+def _add_up(parts: PyTree, kept: PyTree, own: PyTree) -> tuple[PyTree, PyTree]:
+    """The sum of many clients' parts, and what they keep. Non-finite uploads become exact zeros.
+
+    A sum is finite only if all its terms are, for nothing cancels an infinity. So clients are looked
+    at one by one only if it is not, and mostly their uploads are read but once.
+    """
+    _, memory = own
+
+    def without_nonfinite() -> tuple[PyTree, PyTree]:
+        finite = jax.vmap(lambda part: tree.all_finite((part.upload, part.seen)))(parts)
+        present = parts.counted
+        sound = jax.vmap(_only_if)(finite, parts)._replace(nonfinite=present & ~finite)
+        return tree.sum_leading(sound), jax.vmap(tree.where)(present & finite, kept, memory)
+
+    total = tree.sum_leading(parts)
+    sound = tree.all_finite((total.upload, total.seen))
+    return lax.cond(sound, lambda: (total, kept), without_nonfinite)
 
 
 def one_round(
@@ -101,10 +120,10 @@ def one_round(
 ) -> tuple[Any, PyTree, RoundInfo]:
     """Runs every phase of one round.
 
-    `sum_over_clients(work, shared, own)` maps `work(shared, one client's own)` over the leading
-    axis of `own` and returns the sum of the first results and the stack of the second: how that is
-    laid out over chunks and devices is the simulator's business. Keys are folded by phase and
-    client id, never by position. `slots` are the rows of `memory` that belong to the cohort, if
+    `sum_over_clients(work, add_up, shared, own)` maps `work(shared, one client's own)` over the
+    leading axis of `own`, and `add_up` makes one sum of the first results and keeps the second: how
+    that is laid out over chunks and devices is the simulator's business. Keys are folded by phase
+    and client id, never by position. `slots` are the rows of `memory` that belong to the cohort, if
     they are not simply the clients' ids.
     """
     before, usable = state, jnp.asarray(True)
@@ -115,7 +134,8 @@ def one_round(
         shared = (hp, phase.send(hp, state), shards, fold_in(key, number))
         rows = clients if slots is None or phase.everyone else slots
         old = tree.take(memory, rows)
-        total, new = sum_over_clients(partial(_contribute, phase, task), shared, (clients, old))
+        work = partial(_contribute, phase, task)
+        total, new = sum_over_clients(work, _add_up, shared, (clients, old))
         memory = tree.put(memory, rows, new)
         visits.append((rows, old))
         state = phase.merge(hp, state, total.upload)

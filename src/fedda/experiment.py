@@ -211,25 +211,29 @@ def _run(
         return {"total": before.total + total, "compile": before.compile + compiling}
 
     evaluations = 0
-    with open(directory / "metrics.jsonl" if first else os.devnull, "ab") as log:
-        for evaluation in simulate.train(setup, hp, [config.seed], before.round, before.run):
-            row = {name: _json_number(value) for name, value in evaluation.row.items()}
-            log.write(json.dumps(row, allow_nan=False).encode() + b"\n")
-            history.append(row)
-            evaluations += 1
-            due = evaluations % config.checkpoint_every == 0 or evaluation.round == config.rounds
-            if due and first:
+    try:
+        with open(directory / "metrics.jsonl" if first else os.devnull, "ab") as log:
+            for evaluation in simulate.train(setup, hp, [config.seed], before.round, before.run):
+                row = {name: _json_number(value) for name, value in evaluation.row.items()}
+                log.write(json.dumps(row, allow_nan=False).encode() + b"\n")
+                history.append(row)
+                evaluations += 1
+                due = (
+                    evaluations % config.checkpoint_every == 0 or evaluation.round == config.rounds
+                )
+                if due and first:
+                    log.flush()
+                    os.fsync(log.fileno())
+                    numbers = {"metrics_bytes": log.tell(), "seconds": seconds()}
+                    checkpoints = checkpoints or _checkpoints(directory)
+                    checkpoints.save(evaluation.round, evaluation.run, numbers)
                 log.flush()
-                os.fsync(log.fileno())
-                numbers = {"metrics_bytes": log.tell(), "seconds": seconds()}
-                checkpoints = checkpoints or _checkpoints(directory)
-                checkpoints.save(evaluation.round, evaluation.run, numbers)
-            log.flush()
-            if on_progress is not None:
-                on_progress(Progress(row, config.rounds, metric))
-            final = evaluation.run
-    if checkpoints is not None:
-        checkpoints.close()
+                if on_progress is not None:
+                    on_progress(Progress(row, config.rounds, metric))
+                final = evaluation.run
+    finally:  # interrupted or not, the last checkpoint is written to its end
+        if checkpoints is not None:
+            checkpoints.close()
     assert final is not None  # a run has at least one round, so an evaluation or a checkpoint
     last, mesh = history[-1], setup.layout.mesh
     summary = {
@@ -313,19 +317,24 @@ def device() -> str:
     return f"{kind} ({os.cpu_count()} cores, {platform.machine()})"
 
 
-_durations: list[float] = []
+_compiling: list[tuple[float, float]] = []  # from when to when, in the order in which they ended
 
 
 @lru_cache
 def _listen_to_compiler() -> None:
     def listener(event: str, duration_secs: float, **kwargs: str | int) -> None:
-        if event.endswith("backend_compile_duration"):
-            _durations.append(duration_secs)
+        if not event.startswith("/jax/core/compile/"):  # tracing, lowering, and what XLA does
+            return
+        end = time.perf_counter()
+        start = end - duration_secs
+        while _compiling and _compiling[-1][0] >= start:  # it was a part of this
+            _compiling.pop()
+        _compiling.append((start, end))
 
     jax.monitoring.register_event_duration_secs_listener(listener)
 
 
 def compile_seconds() -> float:
-    """The seconds XLA has compiled for since this was first asked."""
+    """The seconds JAX has traced and XLA has compiled for since this was first asked."""
     _listen_to_compiler()
-    return math.fsum(_durations)
+    return math.fsum(end - start for start, end in _compiling)
