@@ -90,8 +90,8 @@ def _only_if(allowed: Array, part: _Contribution) -> _Contribution:
 def _add_up(parts: PyTree, kept: PyTree, own: PyTree) -> tuple[PyTree, PyTree]:
     """The sum of many clients' parts, and what they keep. Non-finite uploads become exact zeros.
 
-    A sum is finite only if all its terms are, for nothing cancels an infinity. So clients are looked
-    at one by one only if it is not, and mostly their uploads are read but once.
+    A sum is finite only if all its terms are, for nothing cancels an infinity. So clients are
+    looked at one by one only if it is not, and mostly their uploads are read but once.
     """
     _, memory = own
 
