@@ -54,8 +54,9 @@ lock: $(VENV)/ready  ## Resolve the newest versions anew, and the oldest that ar
 	    --python-version 3.11 --fork-strategy requires-python --generate-hashes --no-annotate \
 	    --no-header --quiet --upgrade -o tests/peers/requirements.txt
 
-RESOLVE = pyproject.toml --extra dev --extra report --universal --python-version 3.11 \
-    --fork-strategy requires-python --generate-hashes --no-annotate --no-header --quiet --upgrade
+RESOLVE = pyproject.toml --extra dev --extra report --extra flower --extra privacy --universal \
+    --python-version 3.11 --fork-strategy requires-python --generate-hashes --no-annotate \
+    --no-header --quiet --upgrade
 
 clean:
 	rm -rf .venv .venv-floor .venv-lock .venv-peers build dist

@@ -114,5 +114,9 @@ class Checkpoints:
             if number > round_number:
                 self._manager.delete(number)
 
+    def wait(self) -> None:
+        """Returns when the last checkpoint is written."""
+        self._manager.wait_until_finished()
+
     def close(self) -> None:
         self._manager.close()

@@ -1,0 +1,11 @@
+"""The same algorithms as a real federation, on Flower's messages.
+
+`client_app` serves whatever algorithm it is asked for; `server_app` runs one as its `Settings` say.
+Random numbers, sums and merges are those of a simulation: with the same clients, seed and settings
+a federation and `fedda.run` come to the same model.
+"""
+
+from fedda.flower.client import client_app
+from fedda.flower.server import Served, Settings, serve, server_app
+
+__all__ = ["Served", "Settings", "client_app", "serve", "server_app"]

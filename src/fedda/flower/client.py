@@ -1,0 +1,143 @@
+"""The client of a federation: it works for a phase, and remembers what the algorithm asks it to.
+
+What a client keeps between rounds is in `context.state`. A reply may be lost, or come too late, or
+be part of a round that failed: the server says with every message which of the client's uploads was
+the last to count, and the client goes on from what it kept then.
+"""
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import Mod
+from jax import random
+
+from fedda import algorithms, api
+from fedda.core import Algorithm, Phase
+from fedda.data.shards import Shards, from_clients
+from fedda.flower import wire
+from fedda.task import Plan, Task
+from fedda.tree import PyTree
+
+log = logging.getLogger("fedda.flower")
+KEPT = "fedda.kept."  # and the serial number of the message after which it was kept
+
+
+def client_app(
+    task: Task,
+    data: Callable[[Context], tuple[Any, Any]],
+    algorithm: Algorithm | None = None,
+    mods: list[Mod] | None = None,
+) -> ClientApp:
+    """A client for whatever algorithm the server names, or for one of your own.
+
+    `data(context)` gives the client's examples `(x, y)`, and is asked once in a process. The
+    client's number is `partition-id` in the configuration of its node.
+    """
+    app = ClientApp(mods=mods)
+    loaded: dict[int, Shards] = {}
+
+    def shards(context: Context) -> Shards:
+        number = partition(context)
+        if number not in loaded:
+            loaded[number] = from_clients([data(context)])
+        return loaded[number]
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        examples = int(shards(context).count[0])
+        about = ConfigRecord({"partition": partition(context), "examples": examples})
+        return Message(RecordDict({"fedda": about}), reply_to=message)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        order = wire.Order.read(message.content)
+        record = algorithm or _named(order.algorithm, order.options)
+        content = work(record, task, shards(context), order, message.content, context)
+        return Message(content, reply_to=message)
+
+    return app
+
+
+def partition(context: Context) -> int:
+    """The client's number in the federation."""
+    return int(context.node_config["partition-id"])
+
+
+def work(
+    algorithm: Algorithm,
+    task: Task,
+    shards: Shards,
+    order: wire.Order,
+    content: RecordDict,
+    context: Context,
+) -> RecordDict:
+    """One phase of one round: what the client uploads, with what it has seen."""
+    hp = api.traced(algorithm.Hyper(**order.hyper), task.model)
+    phase = algorithm.phases[order.phase]
+    params = jax.eval_shape(task.model.init, random.key(0))
+    state = jax.eval_shape(algorithm.init, hp, params)
+    message = wire.unpack(content.array_records["message"], jax.eval_shape(phase.send, hp, state))
+    if order.full:
+        task = task._replace(plan=Plan(task.plan.batch, unit="full"))
+    memory = recall(algorithm, hp, task, order, context)
+    number = partition(context)
+    key = random.fold_in(order.key(), number)
+    shard = replace(shards.shard(0), num_clients=order.clients)
+    upload, kept, seen = _work(phase, task, hp, message, memory, shard, key)
+    remember(kept, order, context)
+    return RecordDict(
+        {
+            "fedda": order.reply(number),
+            "upload": wire.pack(upload),
+            "seen": MetricRecord({"loss": float(seen.loss), "examples": float(seen.examples)}),
+        }
+    )
+
+
+def recall(
+    algorithm: Algorithm, hp: Any, task: Task, order: wire.Order, context: Context
+) -> PyTree:
+    """What the client kept when an upload of it last counted."""
+
+    def at_first() -> PyTree:
+        params = task.model.init(random.fold_in(random.key(order.seed), 0))
+        return algorithm.memory(hp, params)
+
+    like = jax.eval_shape(at_first)
+    name = f"{KEPT}{order.counted}"
+    if order.counted and jax.tree.leaves(like):
+        if name in context.state:
+            kept = wire.unpack(context.state.array_records[name], like)
+            return jax.tree.map(jnp.asarray, kept)
+        log.warning("round %d: what this client kept is lost, it begins anew", order.round)
+    return jax.jit(at_first)()
+
+
+def remember(kept: PyTree, order: wire.Order, context: Context) -> None:
+    """Keeps what the next message may ask for, and forgets what none can."""
+    for name in [name for name in context.state if name.startswith(KEPT)]:
+        if not order.settled <= int(name.removeprefix(KEPT)) <= order.counted:
+            del context.state[name]
+    if jax.tree.leaves(kept):
+        context.state[f"{KEPT}{order.serial}"] = wire.pack(kept)
+
+
+@partial(jax.jit, static_argnames=("phase", "task"))
+def _work(
+    phase: Phase, task: Task, hp: Any, message: PyTree, memory: PyTree, shard: Shards, key: Any
+) -> Any:
+    return phase.work(hp, task, message, memory, shard, key)
+
+
+@lru_cache
+def _named(name: str, options: str) -> Algorithm:
+    """The same record whenever it is asked for, so that its work is compiled once."""
+    return algorithms.get(name, **json.loads(options))

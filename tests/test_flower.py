@@ -1,0 +1,396 @@
+"""Federations on Flower's messages, in one process: the numbers of a simulation, and every fault.
+
+The server and the clients are the real ones, and so are the messages; only the network is missing.
+"""
+
+import functools
+import json
+import pickle
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import random
+
+import fedda
+from fedda import algorithms, api
+from fedda.cohort import draw_cohort
+from fedda.data.shards import from_clients
+from fedda.errors import InputError
+from fedda.losses import squared_error
+from fedda.task import Plan, Task
+from flower_grid import LocalGrid
+
+pytest.importorskip("flwr")
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+
+from fedda.flower import Settings, client_app, serve, wire
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+SIZES = (4, 7, 7, 4)
+ROUNDS, COHORT, SEED = 5, 3, 3
+PLAN = Plan(batch=3, amount=2, unit="steps")
+
+
+def examples(client):
+    rng = np.random.default_rng(client)
+    x = rng.normal(size=(SIZES[client], 3))
+    return x, x @ rng.normal(size=(3, 2)) + 0.1 * rng.normal(size=(SIZES[client], 2))
+
+
+def init(key):
+    return {"kernel": random.normal(key, (3, 2)), "bias": jnp.zeros(2)}
+
+
+def apply(params, x):
+    return x @ params["kernel"] + params["bias"][None]
+
+
+TASK = Task(fedda.Model(init, apply), squared_error, PLAN)
+
+
+def settings(name="fedda-sgdm", **changes):
+    base = Settings(name, TASK, examples(0), ROUNDS, COHORT, seed=SEED, deadline=5.0, nodes=4)
+    return base._replace(**changes)
+
+
+@functools.cache
+def app(client):
+    """One for all tests, whose programs are compiled once; what it keeps is in its context."""
+    return client_app(TASK, lambda context: examples(client))
+
+
+def grid(spoil=None):
+    return LocalGrid([app(client) for client in range(len(SIZES))], spoil)
+
+
+@functools.cache
+def simulated(name, **chosen):
+    return fedda.run(
+        name, TASK.model, [examples(client) for client in range(len(SIZES))], squared_error,
+        rounds=ROUNDS, cohort=COHORT, batch=PLAN.batch, local_work=PLAN.amount, seed=SEED, **chosen,
+    )  # fmt: skip
+
+
+def assert_same(left, right):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-12), left, right)
+
+
+# --------------------------------------------------------------------- the numbers of a simulation
+
+
+@pytest.mark.parametrize("name", algorithms.names())
+def test_every_algorithm_comes_to_the_state_of_the_simulator(name):
+    there, here = simulated(name), serve(grid(), settings(name))
+    assert_same(here.state, there.state)
+    assert not here.events
+    assert here.history[-1]["train_loss"] > 0
+
+
+@pytest.mark.parametrize("name", ["fedda-adam", "mime-sgdm"])
+def test_the_last_rounds_may_take_all_examples(name):
+    assert_same(
+        serve(grid(), settings(name, stabilise=2)).state, simulated(name, stabilise=2).state
+    )
+
+
+def test_options_and_hyper_parameters_reach_the_clients():
+    chosen = {"units": "delta", "bias": "steps", "client_lr": 0.03, "beta1": 0.5}
+    there = simulated("fedda-adam", **chosen)
+    assert_same(serve(grid(), settings("fedda-adam", chosen=chosen)).state, there.state)
+
+
+def test_an_algorithm_of_ones_own():
+    own = algorithms.get("scaffold")
+    nodes = [client_app(TASK, lambda _, k=k: examples(k), own) for k in range(len(SIZES))]
+    assert_same(serve(LocalGrid(nodes), settings(own)).state, simulated("scaffold").state)
+
+
+def test_the_test_set_is_evaluated_and_bytes_are_those_of_the_arrays():
+    network = grid()
+    served = serve(network, settings(test=examples(1), eval_every=2))
+    assert [row["round"] for row in served.history if "loss" in row] == [2, 4, 5]
+    outputs = apply(served.state.params, examples(1)[0])
+    expected = np.mean(squared_error(outputs, jnp.asarray(examples(1)[1])))
+    assert served.history[-1]["loss"] == pytest.approx(float(expected), abs=1e-12)
+    sent = [m.content for m in network.sent if m.metadata.message_type == "train"]
+    arrays = [a for one in sent for record in one.array_records.values() for a in record.values()]
+    assert served.history[-1]["bytes_down"] == sum(len(array.data) for array in arrays)
+
+
+# ------------------------------------------------------------------------- what may go wrong
+
+
+@functools.cache
+def reference(name, lost=frozenset(), skipped=frozenset()):
+    """The rounds written out, without the replies that are `lost`: (round, phase, client)."""
+    record = algorithms.get(name)
+    hp = api.traced(record.Hyper(), TASK.model)
+    clients = range(len(SIZES))
+    shards = [from_clients([examples(client)]).shard(0) for client in clients]
+    shards = [replace(shard, num_clients=len(SIZES)) for shard in shards]
+    params = TASK.model.init(random.fold_in(random.key(SEED), 0))
+    state, memory = record.init(hp, params), [record.memory(hp, params)] * len(SIZES)
+    for number in (number for number in range(ROUNDS) if number not in skipped):
+        drawn = draw_cohort(SEED, number, len(SIZES), COHORT)
+        round_key = random.fold_in(random.fold_in(random.key(SEED), 1), number)
+        for place, phase in enumerate(record.phases):
+            message, uploads = phase.send(hp, state), []
+            for client in clients if phase.everyone else drawn:
+                key = random.fold_in(random.fold_in(round_key, place), client)
+                own = (message, memory[client], shards[client], key)
+                upload, kept, _ = jax.jit(phase.work, static_argnums=1)(hp, TASK, *own)
+                if (number, place, client) not in lost:
+                    uploads.append(upload)
+                    memory[client] = kept
+            state = phase.merge(hp, state, jax.tree.map(lambda *each: sum(each), *uploads))
+    return state
+
+
+LOST = frozenset({(1, 0, 0), (1, 0, 2), (3, 0, 1), (3, 1, 2)})
+LAST = frozenset({(4, 0, 2)})  # client 2 in the last round
+
+
+def vanish(partition, message, reply):
+    order = wire.Order.read(message.content)
+    return [] if (order.round, order.phase, partition) in LOST else [reply]
+
+
+@pytest.mark.parametrize("name", ["fedda-sgdm", "scaffold", "mime-sgdm", "stem"])
+def test_lost_replies_leave_no_trace_with_server_or_client(name):
+    """A client whose reply was lost goes on from what it kept when it last counted."""
+    served = serve(grid(vanish), settings(name, deadline=0.3))
+    assert_same(served.state, reference(name, LOST))
+    assert served.events["missing_replies"] >= 1
+
+
+def test_the_reference_is_the_simulator_where_nothing_is_lost():
+    assert_same(reference("scaffold"), simulated("scaffold").state)
+
+
+def changed(reply, **records):
+    content = RecordDict({name: reply.content[name] for name in reply.content})
+    for name, record in records.items():
+        content[name] = record
+    return Message(metadata=reply.metadata, content=content)
+
+
+def with_arrays(reply, change):
+    arrays = {name: change(array) for name, array in reply.content["upload"].items()}
+    return changed(reply, upload=ArrayRecord(arrays))
+
+
+def altered(reply, **entries):
+    record = type(reply.content["fedda"])(dict(reply.content["fedda"]) | entries)
+    return changed(reply, fedda=record)
+
+
+def pickled(array):
+    return Array(array.dtype, tuple(array.shape), array.stype, pickle.dumps(array.numpy()))
+
+
+def lying(array):
+    """It says that it has the agreed shape, and holds another."""
+    other = Array(np.zeros(5))
+    return Array(array.dtype, tuple(array.shape), array.stype, other.data)
+
+
+SPOILT = {
+    "nan": lambda reply: with_arrays(reply, lambda a: Array(np.asarray(a.numpy() * np.nan))),
+    "shape": lambda reply: with_arrays(reply, lambda a: Array(np.zeros((9, *a.shape)))),
+    "type": lambda reply: with_arrays(reply, lambda a: Array(a.numpy().astype("float16"))),
+    "lie": lambda reply: with_arrays(reply, lying),
+    "size": lambda reply: with_arrays(
+        reply, lambda a: Array(a.dtype, tuple(a.shape), a.stype, a.data + bytes(10**6))
+    ),
+    "pickle": lambda reply: with_arrays(reply, pickled),
+    "names": lambda reply: changed(reply, upload=ArrayRecord({"x": Array(np.zeros(2))})),
+    "nothing": lambda reply: Message(metadata=reply.metadata, content=RecordDict()),
+    "algorithm": lambda reply: altered(reply, algorithm="fedavg"),
+    "serial": lambda reply: altered(reply, serial=1),
+    "partition": lambda reply: altered(reply, partition=0),
+    "kind": lambda reply: altered(reply, serial="1"),
+}
+
+
+@pytest.mark.parametrize("kind", SPOILT)
+def test_a_spoilt_reply_is_refused_and_the_round_goes_on_without_it(kind):
+    def spoil(partition, message, reply):
+        last = wire.Order.read(message.content).round == 4
+        return [SPOILT[kind](reply) if partition == 2 and last else reply]
+
+    served = serve(grid(spoil), settings())
+    assert served.events == {"refused_replies": 1}
+    assert_same(served.state, reference("fedda-sgdm", LAST))
+    assert served.history[-1]["nonfinite_clients"] == (kind == "nan")
+
+
+def test_an_error_in_a_client_is_a_reply_too():
+    def broken(context):
+        raise RuntimeError("no disk")
+
+    nodes = [app(0), app(1), client_app(TASK, broken), app(3)]
+    served = serve(LocalGrid(nodes), settings(nodes=3))
+    assert served.events["refused_nodes"] == 1
+    assert served.history[-1]["round"] == ROUNDS
+
+
+def test_a_reply_that_comes_twice_counts_once():
+    served = serve(grid(lambda partition, message, reply: [reply, reply]), settings())
+    assert served.events["repeated_replies"] == ROUNDS * COHORT
+    assert_same(served.state, simulated("fedda-sgdm").state)
+
+
+def test_a_late_reply_is_dropped():
+    held = []
+
+    def spoil(partition, message, reply):
+        number = wire.Order.read(message.content).round
+        if (number, partition) == (1, 0):
+            held.append(reply)
+            return []
+        return [reply, *(held.pop() for _ in range(len(held)) if number > 1)]
+
+    served = serve(grid(spoil), settings(deadline=0.3))
+    assert served.events == {"missing_replies": 1, "late_replies": 1}
+    assert_same(served.state, reference("fedda-sgdm", frozenset({(1, 0, 0)})))
+
+
+def test_a_round_with_too_few_replies_is_repeated_and_at_last_skipped():
+    """What clients kept for a round that failed is forgotten, and so the next try is the same."""
+    tries = []
+
+    def spoil(partition, message, reply):
+        order = wire.Order.read(message.content)
+        if order.round == 1:
+            tries.append(order.serial)
+            return [] if len(tries) <= COHORT else [reply]
+        return [] if order.round == 3 else [reply]
+
+    served = serve(grid(spoil), settings("scaffold", least=2, deadline=0.2, attempts=2))
+    assert served.events["repeated_rounds"] == 1 + 2
+    assert served.history[-1]["skipped_rounds"] == 1
+    assert_same(served.state, reference("scaffold", skipped=frozenset({3})))
+
+
+def test_an_unusable_sum_never_happened():
+    """Finite uploads whose sum is not: as in a simulation the round is skipped."""
+
+    def spoil(partition, message, reply):
+        if wire.Order.read(message.content).round != 2:
+            return [reply]
+        return [with_arrays(reply, lambda a: Array(np.full(a.shape, 1e308)))]
+
+    served = serve(grid(spoil), settings("scaffold"))
+    assert served.events == {"unusable_sums": 1}
+    assert served.history[-1]["skipped_rounds"] == 1
+    assert_same(served.state, reference("scaffold", skipped=frozenset({2})))
+
+
+@pytest.mark.parametrize("bound", [{"most_norm": 50.0}, {"most_weight": 10.0}])
+def test_uploads_out_of_bounds_are_refused(bound):
+    """Client 2 multiplies its upload, or says that it has a hundred times its examples."""
+
+    def spoil(partition, message, reply):
+        if partition != 2 or wire.Order.read(message.content).round != 4:
+            return [reply]
+        arrays = dict(reply.content["upload"])
+        for name in arrays:
+            if (name == "weight") == ("most_weight" in bound):
+                arrays[name] = Array(np.asarray(arrays[name].numpy() * 100))
+        return [changed(reply, upload=ArrayRecord(arrays))]
+
+    served = serve(grid(spoil), settings(**bound))
+    assert served.events == {"refused_replies": 1}
+    assert_same(served.state, reference("fedda-sgdm", LAST))
+    assert not serve(grid(), settings(**bound)).events, "nobody else is refused"
+
+
+def test_two_nodes_with_one_partition_are_one_client():
+    network = LocalGrid([app(client) for client in range(4)])
+    network.apps[200] = app(0)
+    network.contexts[200] = network.contexts[100]
+    served = serve(network, settings())
+    assert served.events == {"refused_nodes": 1}
+    assert_same(served.state, simulated("fedda-sgdm").state)
+
+
+def test_a_federation_that_nobody_joins_is_a_message():
+    with pytest.raises(InputError, match="4 clients are needed, and 2 have come in"):
+        serve(LocalGrid([app(0), app(1)]), settings(deadline=0.2))
+
+
+def test_a_node_that_leaves_is_not_asked_again():
+    network = grid()
+
+    def spoil(partition, message, reply):
+        if wire.Order.read(message.content).round == 2:
+            network.apps.pop(103, None)
+        return [reply]
+
+    network.spoil = spoil
+    served = serve(network, settings())
+    assert served.history[-1]["round"] == ROUNDS
+    asked = [m.metadata for m in network.sent if m.metadata.message_type == "train"]
+    assert not [m for m in asked if m.dst_node_id == 103 and int(m.group_id) > 2]
+
+
+# ------------------------------------------------------------------------- to be continued
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("name", ["fedda-adam", "scaffold"])
+@pytest.mark.parametrize("when", [0, 3])
+def test_a_server_that_was_killed_goes_on(tmp_path, name, when):
+    def spoil(partition, message, reply):
+        if wire.Order.read(message.content).round == when:
+            raise Killed
+        return [reply]
+
+    network = grid(spoil)
+    with pytest.raises(Killed):
+        serve(network, settings(name, directory=tmp_path))
+    network.spoil = None
+    network.arrived.clear()
+    served = serve(network, settings(name, directory=tmp_path))
+    assert_same(served.state, simulated(name).state)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [1, 2, 3, 4, 5]
+    assert lines == served.history
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["rounds"] == ROUNDS
+    assert summary["events"] == {}
+
+
+def test_a_finished_federation_is_not_trained_again(tmp_path):
+    first = serve(grid(), settings(directory=tmp_path))
+    network = grid()
+    again = serve(network, settings(directory=tmp_path))
+    assert_same(first.state, again.state)
+    assert not [m for m in network.sent if m.metadata.message_type == "train"]
+
+
+# ------------------------------------------------------------------------- arrays and orders
+
+
+def test_bfloat16_travels_bit_by_bit():
+    values = {"a": jnp.asarray([1.5, -0.1, 3e38], jnp.bfloat16), "b": {"c": jnp.arange(3)}}
+    record = wire.pack(values)
+    assert sorted(record) == ["a", "b/c"]
+    back = wire.unpack(record, jax.eval_shape(lambda: values))
+    assert back["a"].dtype == jnp.bfloat16
+    np.testing.assert_array_equal(back["a"].view(np.uint16), np.asarray(values["a"]).view("uint16"))
+    np.testing.assert_array_equal(back["b"]["c"], [0, 1, 2])
+
+
+def test_an_order_is_what_was_sent():
+    order = wire.Order("fedavg", "{}", 1, 2, 0, False, 4, 7, 6, 5, {"client_lr": 0.1})
+    assert wire.Order.read(RecordDict(order.records())) == order
+    with pytest.raises(wire.Refused, match=r"fedda\.algorithm is None, which is no str"):
+        wire.Order.read(RecordDict())
