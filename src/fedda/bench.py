@@ -25,7 +25,7 @@ from fedda.task import ExampleWise
 from fedda.tree import PyTree
 
 ALGORITHMS = ("fedavg", "fedda-sgdm")
-REPETITION = 0.2  # seconds that a repetition takes at least, unless the rounds of a case run out
+REPETITION = 1.0  # seconds that a repetition takes at least, so that its start does not count
 RATE = 1e-3  # of learning, which does not matter: small enough for nothing to become infinite
 
 

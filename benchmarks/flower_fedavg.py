@@ -1,0 +1,85 @@
+"""Flower's own FedAvg on the problem of `examples/flower-digits`: what a deployed round costs it.
+
+`flower_overhead.py` makes a Flower app of this file and of that problem, and measures it.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flower_digits.problem import TASK, share, test_set
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+from jax import Array, lax, random
+
+from fedda.devices import start_up
+from fedda.losses import cross_entropy
+
+RATE = 0.1
+
+start_up()
+server_app, client_app = ServerApp(), ClientApp()
+
+
+def pack(params: Any) -> ArrayRecord:
+    return ArrayRecord([np.asarray(leaf) for leaf in jax.tree.leaves(params)])
+
+
+def unpack(arrays: ArrayRecord) -> Any:
+    structure = jax.tree.structure(jax.eval_shape(TASK.model.init, random.key(0)))
+    return jax.tree.unflatten(structure, arrays.to_numpy_ndarrays())
+
+
+@jax.jit
+def local_steps(params: Any, x: Array, y: Array, key: Array) -> Any:
+    """Plain SGD: as many steps, of as many examples, as fedda's clients take."""
+
+    def loss(params: Any, rows: Array) -> Array:
+        return cross_entropy(TASK.model.apply(params, x[rows]), y[rows]).mean()
+
+    def step(params: Any, rows: Array) -> tuple[Any, None]:
+        gradient = jax.grad(loss)(params, rows)
+        return jax.tree.map(lambda w, g: w - RATE * g, params, gradient), None
+
+    size, amount, _ = TASK.plan
+    order = random.permutation(key, len(y))[: amount * size]
+    return lax.scan(step, params, order.reshape(amount, size))[0]
+
+
+@jax.jit
+def evaluate(params: Any, x: Array, y: Array) -> dict[str, Array]:
+    return TASK.evaluate(params, x, y)
+
+
+@client_app.train()
+def train(message: Message, context: Context) -> Message:
+    number = int(context.node_config["partition-id"])
+    x, y = share(number, int(context.node_config["num-partitions"]))
+    params = unpack(message.content.array_records["arrays"])
+    key = random.fold_in(random.key(number), int(message.metadata.group_id))
+    content = RecordDict({"arrays": pack(local_steps(params, x, y, key))})
+    content["metrics"] = MetricRecord({"num-examples": len(y)})
+    return Message(content, reply_to=message)
+
+
+@server_app.main()
+def serve(grid: Grid, context: Context) -> None:
+    given, test = context.run_config, test_set()
+    folder = Path(str(given["out"]))
+    folder.mkdir(parents=True)
+
+    def measure(number: int, arrays: ArrayRecord) -> MetricRecord:
+        found: dict[str, Any] = jax.tree.map(float, evaluate(unpack(arrays), *test))
+        if number > 0:
+            with open(folder / "metrics.jsonl", "a") as lines:
+                lines.write(json.dumps({"round": number, **found}) + "\n")
+        return MetricRecord(found)
+
+    nodes = int(given["nodes"])
+    strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=nodes, min_available_nodes=nodes)
+    start = jax.jit(TASK.model.init)(random.fold_in(random.key(0), 0))
+    strategy.start(grid, pack(start), num_rounds=int(given["rounds"]), evaluate_fn=measure)
