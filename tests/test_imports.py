@@ -44,6 +44,7 @@ MAY_IMPORT = {
     "api": f"{ROUND} algorithms cohort data.feed devices simulate together",
     "checkpoint": "tree",
     "config": "algorithms errors",
+    "flower": f"{ROUND} algorithms api checkpoint cohort files simulate",
     "tasks": "config data errors inputs losses models task",
     "experiment": EVERYTHING_ELSE,
     "data_cli": "config data errors portrait tasks terminal",

@@ -6,6 +6,15 @@ a federation and `fedda.run` come to the same model.
 """
 
 from fedda.flower.client import client_app
+from fedda.flower.secure import Secure, secure_mods
 from fedda.flower.server import Served, Settings, serve, server_app
 
-__all__ = ["Served", "Settings", "client_app", "serve", "server_app"]
+__all__ = [
+    "Secure",
+    "Served",
+    "Settings",
+    "client_app",
+    "secure_mods",
+    "serve",
+    "server_app",
+]

@@ -30,10 +30,11 @@ from fedda.data.shards import from_clients
 from fedda.errors import InputError
 from fedda.files import read_rows, write_whole
 from fedda.flower import wire
+from fedda.flower.secure import Halted, Secure, Summed, secure_sum
 from fedda.flower.wire import Refused
 from fedda.local import Weighted
 from fedda.simulate import Row
-from fedda.task import Task
+from fedda.task import Plan, Task
 from fedda.tree import PyTree
 
 log = logging.getLogger("fedda.flower")
@@ -59,6 +60,7 @@ class Settings(NamedTuple):
     attempts: int = 3  # at a round, before it is skipped
     most_norm: float | None = None  # of an upload, after a weighted one was divided by its weight
     most_weight: float | None = None  # of a weighted upload: the examples that a client may have
+    secure: Secure | None = None  # sums alone are revealed; the clients have `secure_mods`
     directory: Path | None = None  # for metrics, checkpoints and the summary
 
 
@@ -129,6 +131,11 @@ class Server:
     def __init__(self, grid: Grid, settings: Settings) -> None:
         record, hyper = algorithms.configure(settings.algorithm, settings.chosen)
         model = settings.task.model
+        if settings.secure is not None and (settings.most_norm or settings.most_weight):
+            raise InputError(
+                "most_norm and most_weight are of single uploads, which a server with secure "
+                "aggregation does not see. Give most and most_weight of Secure instead."
+            )
         self.grid, self.settings, self.algorithm = grid, settings, record
         self.hyper = {name: float(value) for name, value in hyper._asdict().items()}
         self.hp = api.traced(hyper, model)
@@ -213,15 +220,15 @@ class Server:
         for place, phase in enumerate(self.algorithm.phases):
             asked = everyone if phase.everyone else cohort
             orders = {key: self.order(place, key, counted) for key in asked}
-            replies = self.exchange(phase, state, orders)
-            if len(replies) < settings.least:
-                raise TooFew(f"{len(replies)} of {len(asked)} replies were sound")
-            total = _sum([replies[key].upload for key in sorted(replies)])
+            found = self.summed(phase, state, orders)
+            if len(found.counted) < settings.least:
+                raise TooFew(f"{len(found.counted)} of {len(asked)} replies were sound")
+            total = jax.tree.map(jnp.asarray, found.upload)
             state = _merge(phase, self.hp, state, total)
             usable = usable and bool(_finite((total, state)))
-            counted |= {str(key): orders[key].serial for key in replies}
-            loss += sum(float(reply.seen.loss) for reply in replies.values())
-            examples += sum(float(reply.seen.examples) for reply in replies.values())
+            counted |= {str(key): orders[key].serial for key in found.counted}
+            loss += float(found.seen.loss)
+            examples += float(found.seen.examples)
         if not usable:
             self.event("unusable_sums", "round %d: the sum was not finite", number)
             self.change(skipped_rounds=1)
@@ -247,29 +254,73 @@ class Server:
             hyper=self.hyper,
         )
 
-    def exchange(
-        self, phase: Phase, state: Any, orders: Mapping[int, wire.Order]
-    ) -> dict[int, Reply]:
-        """The sound replies of the clients that were asked, by partition."""
+    def summed(self, phase: Phase, state: Any, orders: Mapping[int, wire.Order]) -> Summed:
+        """The sum of what the asked clients upload, and who is in it."""
         message = wire.pack(_send(phase, self.hp, state))
+        outgoing = {
+            partition: self.message(
+                RecordDict({**order.records(), "message": message}),
+                "train",
+                self.clients[partition].node,
+            )
+            for partition, order in orders.items()
+        }
         like = self.upload_like(phase)
-        outgoing = {}
-        for partition, order in orders.items():
-            content = RecordDict({**order.records(), "message": message})
-            self.change(bytes_down=wire.nbytes(content))
-            node = self.clients[partition].node
-            outgoing[partition] = self.message(content, "train", node)
+        if self.settings.secure is None:
+            found = self.plain_sum(outgoing, orders, like)
+        else:
+            found = self.secure_sum(self.settings.secure, outgoing, orders, like)
+        for partition in orders.keys() - found.counted:
+            log.warning("round %d goes on without client %d", self.progress.round, partition)
+        return found
+
+    def plain_sum(
+        self, outgoing: Mapping[int, Message], orders: Mapping[int, wire.Order], like: PyTree
+    ) -> Summed:
+        """The sum of the replies that are sound, each checked by itself."""
         replies: dict[int, Reply] = {}
-        for partition, answer in self.pull(self.push(outgoing)):
+        for partition, answer in self.ask(outgoing):
             try:
                 content = _content(answer)
-                self.change(bytes_up=wire.nbytes(content))
                 replies[partition] = self.checked(content, orders[partition], partition, like)
             except Refused as reason:
-                self.event("refused_replies", "client %d: %s", partition, reason)
-        for partition in orders.keys() - replies.keys():
-            log.warning("round %d goes on without client %d", self.progress.round, partition)
-        return replies
+                self.refuse(partition, reason)
+        if not replies:
+            raise TooFew("no reply was sound")
+        upload = _sum([replies[key].upload for key in sorted(replies)])
+        seen = _sum([one.seen for one in replies.values()])
+        return Summed(upload, seen, frozenset(replies), clipped=0)
+
+    def secure_sum(
+        self,
+        secure: Secure,
+        outgoing: Mapping[int, Message],
+        orders: Mapping[int, wire.Order],
+        like: PyTree,
+    ) -> Summed:
+        """The sum alone: who is in it is known, and nothing of what each has uploaded."""
+        plan = self.settings.task.plan
+        if any(order.full for order in orders.values()):
+            plan = Plan(plan.batch, unit="full")
+        try:
+            found = secure_sum(secure, outgoing, like, plan, self.ask, self.refuse)
+        except Halted as reason:
+            raise TooFew(str(reason)) from reason
+        if found.clipped:
+            self.event("clipped_uploads", "uploads of %d clients were clipped", found.clipped)
+        return found
+
+    def ask(self, messages: Mapping[int, Message]) -> Iterator[tuple[int, Message]]:
+        """Sends messages to clients, and gives the replies of those that reply; counts bytes."""
+        for message in messages.values():
+            self.change(bytes_down=wire.nbytes(message.content))
+        for partition, reply in self.pull(self.push(messages)):
+            if reply.has_content():
+                self.change(bytes_up=wire.nbytes(reply.content))
+            yield partition, reply
+
+    def refuse(self, partition: int, reason: Refused) -> None:
+        self.event("refused_replies", "client %d: %s", partition, reason)
 
     def upload_like(self, phase: Phase) -> PyTree:
         """The shapes and types of what a client uploads in a phase."""

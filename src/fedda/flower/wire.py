@@ -85,8 +85,12 @@ def unpack(record: ArrayRecord, like: PyTree) -> PyTree:
 
 
 def nbytes(content: RecordDict) -> int:
-    """The bytes of all arrays, as they are sent."""
-    return sum(len(a.data) for record in content.array_records.values() for a in record.values())
+    """The bytes of all arrays, as they are sent, and of what is sent as bytes."""
+    arrays = [a.data for record in content.array_records.values() for a in record.values()]
+    for value in (each for record in content.config_records.values() for each in record.values()):
+        each = value if isinstance(value, list) else [value]
+        arrays += [one for one in each if isinstance(one, bytes)]
+    return sum(map(len, arrays))
 
 
 def read(content: RecordDict, name: str, **types: type) -> dict[str, Any]:
