@@ -26,7 +26,7 @@ test-peers:  ## Equality with FedJAX and Flower, in an environment of its own
 torch: $(VENV)/ready  ## An oracle of the tests that is too large for the lock; without it they skip
 	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
 
-lint: $(VENV)/ready
+lint: torch  ## Types of the PyTorch client, too
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy

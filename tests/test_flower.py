@@ -112,8 +112,10 @@ def test_an_algorithm_of_ones_own():
 
 def test_the_test_set_is_evaluated_and_bytes_are_those_of_the_arrays():
     network = grid()
-    served = serve(network, settings(test=examples(1), eval_every=2))
+    own = {"evaluate": lambda params: {"bias": float(params["bias"][0])}}
+    served = serve(network, settings(test=examples(1), eval_every=2, **own))
     assert [row["round"] for row in served.history if "loss" in row] == [2, 4, 5]
+    assert served.history[-1]["bias"] == served.state.params["bias"][0]
     outputs = apply(served.state.params, examples(1)[0])
     expected = np.mean(squared_error(outputs, jnp.asarray(examples(1)[1])))
     assert served.history[-1]["loss"] == pytest.approx(float(expected), abs=1e-12)

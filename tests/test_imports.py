@@ -46,6 +46,7 @@ MAY_IMPORT = {
     "config": "algorithms errors",
     "flower": f"{ROUND} algorithms api checkpoint cohort files simulate",
     "tasks": "config data errors inputs losses models task",
+    "torch": "algorithms core data.shards errors flower local models task tree",
     "experiment": EVERYTHING_ELSE,
     "data_cli": "config data errors portrait tasks terminal",
     "paper": (

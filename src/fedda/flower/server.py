@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,6 +53,7 @@ class Settings(NamedTuple):
     seed: int = 0
     stabilise: int = 0  # rounds at the end in which a client takes one step with all its examples
     test: tuple[Any, Any] | None = None
+    evaluate: Callable[[PyTree], Mapping[str, float]] | None = None  # the model, in your own way
     eval_every: int = 1
     nodes: int = 0  # that must be there before the first round; 0: as many as a cohort has clients
     least: int = 1  # sound replies that a phase needs
@@ -417,6 +418,8 @@ class Server:
         if settings.test is not None and due:
             found = simulate.evaluate(settings.task, False, self.state.params, *settings.test)
             row |= {name: float(value) for name, value in found.items()}
+        if settings.evaluate is not None and due:
+            row |= settings.evaluate(self.state.params)
         return row | {name: getattr(progress, name) for name in simulate.TOTALS}
 
     def summary(self) -> dict[str, Any]:
