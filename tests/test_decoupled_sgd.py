@@ -389,7 +389,9 @@ def of_torch(side, module, optimizer, batches, examples, dtype, like):
         ("fedda-sgdm", {}, {"mu": 0.3}),
         ("fedda-adam", {}, {"mu": 0.0}),
         ("fedda-adam", {"bias": "steps", "units": "delta"}, {"mu": 0.3}),
+        ("fedda-adam", {"units": "delta", "sends": "model"}, {"mu": 0.3}),
         ("fedda-adagrad", {}, {"mu": 0.3}),
+        ("fedda-adagrad", {"sends": "model"}, {"mu": 0.3}),
         ("fedavg", {}, {}),
     ],
 )

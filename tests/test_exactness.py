@@ -450,3 +450,19 @@ def test_full_batches_shrink_the_step_of_adam_which_then_grows():
     # The first rounds' G are remembered by 0.99^4000 = 3e-18, the bias correction by as much.
     ratio(before[-1] / unit, np.full(3, T / rho))
     ratio(after / unit, np.tile(expected, (1, 3)))
+
+
+@pytest.mark.parametrize("name", ["fedda-sgdm", "fedda-adam", "fedda-adagrad"])
+@pytest.mark.parametrize("work", [{"local_unit": "steps"}, {"local_unit": "epochs", "mu": 0.1}])
+def test_the_momentum_need_not_be_sent(name, work):
+    """A.7: m is linear in M, so what M adds to it can be added by the server."""
+    ends = [
+        regression_states(name, **WORK | work | {"local_work": 2, "sends": sends})[-1]
+        for sends in ("both", "model")
+    ]
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=0, atol=1e-11), *ends)
+    algorithm = algorithms.get(name, sends="model")
+    params = {"w": jnp.zeros((3, 2))}
+    hp = algorithm.Hyper()
+    message = algorithm.phases[0].send(hp, algorithm.init(hp, params))
+    assert [leaf.shape for leaf in jax.tree.leaves(message)] == [(3, 2)], "one model goes down"

@@ -36,6 +36,11 @@ class Seen(NamedTuple):
     examples: Array
 
 
+def as_sent(sent: PyTree) -> PyTree:
+    """Most uploads travel as they are."""
+    return sent
+
+
 class Phase(NamedTuple):
     """One exchange: the server sends, the asked clients work, the sum of uploads comes back."""
 
@@ -44,6 +49,8 @@ class Phase(NamedTuple):
     # (hp, task, message, memory, shard, key) -> (upload, memory, seen), for one client
     merge: Callable[[Any, Any, PyTree], Any]  # (hp, state, total) -> state
     everyone: bool = False  # ask every client, not only this round's cohort
+    opened: Callable[[PyTree], PyTree] = as_sent  # (what one client sent) -> what is added up
+    secret: bool = False  # in a real federation, nobody else may know the client's key
 
 
 class Algorithm(NamedTuple):
@@ -77,9 +84,9 @@ def _contribute(phase: Phase, task: Any, shared: PyTree, own: PyTree) -> tuple[P
     hp, message, shards, key = shared
     client, memory = own
     shard = shards.shard(client)
-    upload, kept, seen = phase.work(hp, task, message, memory, shard, fold_in(key, client))
+    sent, kept, seen = phase.work(hp, task, message, memory, shard, fold_in(key, client))
     present = shard.count > 0
-    part = _Contribution(upload, seen, present, jnp.asarray(False))
+    part = _Contribution(phase.opened(sent), seen, present, jnp.asarray(False))
     return _only_if(present, part), tree.where(present, kept, memory)
 
 

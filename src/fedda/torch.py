@@ -238,10 +238,13 @@ def begin_round(content: RecordDict, module: Module, optimizer: DecoupledSGD) ->
         name: jax.ShapeDtypeStruct(w.shape, jax.dtypes.canonicalize_dtype(DTYPES[w.dtype]))
         for name, w in own.items()
     }
+    sent, momentum = content.array_records["message"], {}
     if order.algorithm == "fedavg":
-        params, momentum = wire.unpack(content.array_records["message"], like), {}
+        params = wire.unpack(sent, like)
+    elif _options(order).get("sends") == "model":
+        params, _ = wire.unpack(sent, fedda.Message(like))
     else:
-        params, momentum = wire.unpack(content.array_records["message"], fedda.Message(like, like))
+        params, momentum = wire.unpack(sent, fedda.Message(like, like))
     load(module, params)
     for group in optimizer.param_groups:
         group.update(settings)
@@ -298,13 +301,16 @@ def _upload(
         return {name: _array(-change) for name, change in moved.items()}
     gradients = {name: _array(change / settings["lr"]) for name, change in moved.items()}
     momentum = {name: _array(state["momentum"]) for name, state in states.items()}
-    if json.loads(order.options).get("bias") != "steps":
-        return fedda.Upload(gradients, momentum)
-    steps = float(states[next(iter(own))]["step"])
-    counts = (
-        np.asarray(each, jnp.result_type(float)) for each in (steps, settings["beta1"] ** steps)
-    )
-    return fedda.Upload(gradients, momentum, *counts)
+    options, dtype = _options(order), jnp.result_type(float)
+    steps = np.asarray(states[next(iter(own))]["step"], dtype)
+    decay = np.asarray(settings["beta1"] ** steps, dtype)
+    counted = options.get("bias") == "steps"
+    known = counted or options.get("sends") == "model"
+    return fedda.Upload(gradients, momentum, steps if counted else (), decay if known else ())
+
+
+def _options(order: wire.Order) -> dict[str, Any]:
+    return dict(json.loads(order.options))
 
 
 def _settings(order: wire.Order) -> dict[str, float]:
@@ -315,7 +321,7 @@ def _settings(order: wire.Order) -> dict[str, float]:
             f"{', '.join(ALGORITHMS)}. Change the server's algorithm, or use JAX clients "
             "(fedda.flower.client_app), which know all."
         )
-    algorithm = algorithms.get(order.algorithm, **json.loads(order.options))
+    algorithm = algorithms.get(order.algorithm, **_options(order))
     hp = algorithms.hyper(order.algorithm, algorithm, order.hyper)
     return {
         "lr": hp.client_lr,

@@ -20,6 +20,10 @@ mu > 0 is FedDA with FedProx. As the update is linear in g, the mean of the clie
 momentum of their mean gradients; with one full-batch step and all clients, a round is exactly one
 step of the centralised optimiser.
 
+Option (all):
+    sends     both: W and M. model: W alone. As m is linear in M, clients that begin at m = 0 upload
+              what they would without M, and beta1^T; the server adds beta1^T M. The numbers are the
+              same, down is half, and all that is uploaded is of this round.
 Options (adam, adagrad):
     units     grad: s = server_lr client_lr, e = eps, as printed. delta: s = server_lr,
               e = eps / client_lr, the units of FedOpt, whose momentum is one of model differences.
@@ -36,7 +40,7 @@ defines G (printed without M). client_lr enters once, at the server or in the mo
 Both means are over the cohort, weighted by N_i. eps is added outside the root.
 
 Weighting: by the number of examples. Clients keep nothing; the server keeps W, M (and V, r).
-Communication, in models: 2 down, 2 up.
+Communication, in models: 2 down, 2 up. (With sends=model: 1 down, 2 up.)
 """
 
 from functools import partial
@@ -51,6 +55,8 @@ from fedda.core import Algorithm, Decay, NonNegative, Phase, Positive, Seen
 from fedda.data.shards import Shard
 from fedda.task import Batch, Task
 from fedda.tree import PyTree
+
+Sends = Literal["both", "model"]
 
 
 class SGDM(NamedTuple):
@@ -87,7 +93,7 @@ class State(NamedTuple):
 
 class Message(NamedTuple):
     params: PyTree
-    momentum: PyTree
+    momentum: PyTree = ()
 
 
 class Upload(NamedTuple):
@@ -105,6 +111,10 @@ def send(hp: Any, state: State) -> Message:
     return Message(state.params, state.momentum)
 
 
+def send_model(hp: Any, state: State) -> Message:
+    return Message(state.params)
+
+
 def work(
     hp: Any,
     task: Task,
@@ -112,6 +122,7 @@ def work(
     memory: PyTree,
     shard: Shard,
     key: Array,
+    sends: Sends = "both",
     count_steps: bool = False,
 ) -> tuple[local.Weighted, PyTree, Seen]:
     def step(carry: tuple[PyTree, PyTree], batch: Batch) -> tuple[Any, Seen]:
@@ -121,14 +132,26 @@ def work(
         return (tree.axpy(-hp.client_lr, g, w), tree.blend(hp.beta1, m, g)), seen
 
     batches = task.batches(shard, key)
-    (w, m), seen = local.steps(step, (message.params, message.momentum), batches)
+    m = message.momentum if sends == "both" else tree.zeros_like(message.params)
+    (w, m), seen = local.steps(step, (message.params, m), batches)
     # The sum of the gradients is in w, and P in that sum and m: the steps need not carry them.
     gradients = tree.scale(1 / hp.client_lr, tree.sub(message.params, w))
-    upload = Upload(gradients, m)
-    if count_steps:
-        steps = jnp.asarray(batches.steps, jnp.result_type(float))
-        upload = Upload(gradients, m, steps, hp.beta1**steps)
+    steps = jnp.asarray(batches.steps, jnp.result_type(float))
+    decay = hp.beta1**steps if count_steps or sends == "model" else ()
+    upload = Upload(gradients, m, steps if count_steps else (), decay)
     return local.weighted(shard, upload), memory, seen
+
+
+def mean(sends: Sends, state: State, total: local.Weighted) -> Upload:
+    """The mean upload, with what M adds to the momenta of clients that do not know it."""
+    upload: Upload = local.mean(total)
+    if sends == "both":
+        return upload
+    return upload._replace(momentum=tree.axpy(upload.decay, state.momentum, upload.momentum))
+
+
+def phase(sends: Sends, work: Any, merge: Any) -> Phase:
+    return Phase(send if sends == "both" else send_model, partial(work, sends=sends), merge)
 
 
 def moved(hp: Any, state: State, upload: Upload) -> PyTree:
@@ -146,16 +169,16 @@ def init_sgdm(hp: SGDM, params: PyTree) -> State:
     return State(params, tree.zeros_like(params))
 
 
-def merge_sgdm(hp: SGDM, state: State, total: local.Weighted) -> State:
-    upload = local.mean(total)
-    P = moved(hp, state, upload)
-    params = tree.axpy(-hp.server_lr * hp.client_lr, P, state.params)
-    return State(params, upload.momentum)
-
-
-def sgdm() -> Algorithm:
+def sgdm(sends: Sends = "both") -> Algorithm:
     """FedDA+SGDM (Jin et al. 2022): the server moves by a decoupled global momentum."""
-    return Algorithm(SGDM, init_sgdm, memory, (Phase(send, work, merge_sgdm),))
+
+    def merge(hp: SGDM, state: State, total: local.Weighted) -> State:
+        upload = mean(sends, state, total)
+        P = moved(hp, state, upload)
+        params = tree.axpy(-hp.server_lr * hp.client_lr, P, state.params)
+        return State(params, upload.momentum)
+
+    return Algorithm(SGDM, init_sgdm, memory, (phase(sends, work, merge),))
 
 
 Units = Literal["grad", "delta"]
@@ -172,26 +195,29 @@ def adaptive_step(hp: Any, units: Units, params: PyTree, direction: PyTree, v: P
     return tree.axpy(-rate, tree.over_root(direction, v, eps), params)
 
 
-def adagrad(units: Units = "grad", gradient: Gradient = "momentum") -> Algorithm:
+def adagrad(
+    units: Units = "grad", gradient: Gradient = "momentum", sends: Sends = "both"
+) -> Algorithm:
     """FedDA+AdaGrad (Jin et al. 2022): a decoupled global momentum, fed to AdaGrad."""
 
     def init(hp: AdaGrad, params: PyTree) -> State:
         return State(params, tree.zeros_like(params), tree.zeros_like(params))
 
     def merge(hp: AdaGrad, state: State, total: local.Weighted) -> State:
-        upload = local.mean(total)
+        upload = mean(sends, state, total)
         P = moved(hp, state, upload)
         G = upload.gradients if gradient == "sum" else equivalent_gradient(hp, state, P)
         V = tree.add(state.second, tree.square(G))
         return State(adaptive_step(hp, units, state.params, G, V), upload.momentum, V)
 
-    return Algorithm(AdaGrad, init, memory, (Phase(send, work, merge),))
+    return Algorithm(AdaGrad, init, memory, (phase(sends, work, merge),))
 
 
 def adam(
     units: Units = "grad",
     gradient: Gradient = "momentum",
     bias: Literal["rounds", "steps"] = "rounds",
+    sends: Sends = "both",
 ) -> Algorithm:
     """FedDA+Adam (Jin et al. 2022): a decoupled global momentum, fed to Adam."""
     count_steps = bias == "steps"
@@ -202,7 +228,7 @@ def adam(
         return State(params, zeros, zeros, jnp.zeros(()), unfilled)
 
     def merge(hp: Adam, state: State, total: local.Weighted) -> State:
-        upload = local.mean(total)
+        upload = mean(sends, state, total)
         P = moved(hp, state, upload)
         G = upload.gradients if gradient == "sum" else equivalent_gradient(hp, state, P)
         rounds, unfilled = state.rounds + 1, state.unfilled
@@ -220,7 +246,7 @@ def adam(
         return State(params, upload.momentum, V, rounds, unfilled)
 
     counting_work = partial(work, count_steps=count_steps)
-    return Algorithm(Adam, init, memory, (Phase(send, counting_work, merge),))
+    return Algorithm(Adam, init, memory, (phase(sends, counting_work, merge),))
 
 
 variants = {"fedda-sgdm": sgdm, "fedda-adam": adam, "fedda-adagrad": adagrad}

@@ -25,7 +25,7 @@ from jax import random
 from fedda import algorithms, api, simulate, tree
 from fedda.checkpoint import Checkpoints
 from fedda.cohort import draw_cohort
-from fedda.core import Algorithm, Phase, Seen
+from fedda.core import Algorithm, Phase, Seen, as_sent
 from fedda.data.shards import from_clients
 from fedda.errors import InputError
 from fedda.files import read_rows, write_whole
@@ -33,6 +33,7 @@ from fedda.flower import wire
 from fedda.flower.secure import Halted, Secure, Summed, secure_sum
 from fedda.flower.wire import Refused
 from fedda.local import Weighted
+from fedda.privacy import only_summed
 from fedda.simulate import Row
 from fedda.task import Plan, Task
 from fedda.tree import PyTree
@@ -136,6 +137,13 @@ class Server:
             raise InputError(
                 "most_norm and most_weight are of single uploads, which a server with secure "
                 "aggregation does not see. Give most and most_weight of Secure instead."
+            )
+        if settings.secure is not None and any(
+            phase.opened not in (as_sent, only_summed) for phase in record.phases
+        ):
+            raise InputError(
+                "compressed and bounded uploads are opened one by one, and a server with secure "
+                "aggregation sees only their sum. Leave one of the two out."
             )
         self.grid, self.settings, self.algorithm = grid, settings, record
         self.hyper = {name: float(value) for name, value in hyper._asdict().items()}
@@ -268,7 +276,7 @@ class Server:
         }
         like = self.upload_like(phase)
         if self.settings.secure is None:
-            found = self.plain_sum(outgoing, orders, like)
+            found = self.plain_sum(phase, outgoing, orders, like)
         else:
             found = self.secure_sum(self.settings.secure, outgoing, orders, like)
         for partition in orders.keys() - found.counted:
@@ -276,14 +284,19 @@ class Server:
         return found
 
     def plain_sum(
-        self, outgoing: Mapping[int, Message], orders: Mapping[int, wire.Order], like: PyTree
+        self,
+        phase: Phase,
+        outgoing: Mapping[int, Message],
+        orders: Mapping[int, wire.Order],
+        like: PyTree,
     ) -> Summed:
         """The sum of the replies that are sound, each checked by itself."""
         replies: dict[int, Reply] = {}
         for partition, answer in self.ask(outgoing):
             try:
                 content = _content(answer)
-                replies[partition] = self.checked(content, orders[partition], partition, like)
+                order = orders[partition]
+                replies[partition] = self.checked(phase, content, order, partition, like)
             except Refused as reason:
                 self.refuse(partition, reason)
         if not replies:
@@ -335,7 +348,7 @@ class Server:
         return jax.eval_shape(upload, self.hp, self.state)
 
     def checked(
-        self, content: RecordDict, order: wire.Order, partition: int, like: PyTree
+        self, phase: Phase, content: RecordDict, order: wire.Order, partition: int, like: PyTree
     ) -> Reply:
         """A reply that is what was asked for, from whom it was asked, and sound; or a refusal."""
         about = wire.read(content, "fedda", algorithm=str, serial=int, partition=int)
@@ -343,7 +356,7 @@ class Server:
             raise Refused(f"it belongs to another order: {about}")
         if "upload" not in content.array_records or "seen" not in content.metric_records:
             raise Refused("it has no upload, or does not say what was seen")
-        upload = wire.unpack(content.array_records["upload"], like)
+        upload = _opened(phase, wire.unpack(content.array_records["upload"], like))
         said = content.metric_records["seen"]
         seen = Seen(*(np.float64(said.get(name, np.nan)) for name in Seen._fields))  # type: ignore[arg-type]
         if not _all_finite((upload, seen)):
@@ -449,6 +462,11 @@ def _sum(uploads: Sequence[PyTree]) -> PyTree:
 @partial(jax.jit, static_argnames="phase")
 def _send(phase: Phase, hp: Any, state: Any) -> PyTree:
     return phase.send(hp, state)
+
+
+@partial(jax.jit, static_argnames="phase")
+def _opened(phase: Phase, sent: PyTree) -> PyTree:
+    return phase.opened(sent)
 
 
 @partial(jax.jit, static_argnames="phase")
