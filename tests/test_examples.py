@@ -53,6 +53,16 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
+def test_the_page_about_uploads(tmp_path: Path):
+    text = (ROOT / "docs" / "uploads.md").read_text()
+    wrapped, accounted = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    sizes = [float(size) for size in re.findall(r"([0-9.]+) MB up", run_plainly(wrapped, tmp_path))]
+    assert len(sizes) == 6
+    assert max(sizes[1:4]) < 0.4 * sizes[0], "coded uploads are smaller"
+    poisson, fixed = re.findall(r"epsilon ([0-9.]+)", run_plainly(accounted, tmp_path))
+    assert float(poisson) < float(fixed)
+
+
 def test_readme_python_blocks(tmp_path: Path):
     assert blocks("python")
     for block in blocks("python"):
