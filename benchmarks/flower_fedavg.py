@@ -22,7 +22,8 @@ from fedda.losses import cross_entropy
 RATE = 0.1
 
 start_up()
-server_app, client_app = ServerApp(), ClientApp()
+server_app = ServerApp()
+client_app = ClientApp()
 
 
 def pack(params: Any) -> ArrayRecord:
@@ -60,7 +61,8 @@ def train(message: Message, context: Context) -> Message:
     number = int(context.node_config["partition-id"])
     x, y = share(number, int(context.node_config["num-partitions"]))
     params = unpack(message.content.array_records["arrays"])
-    key = random.fold_in(random.key(number), int(message.metadata.group_id))
+    config: Any = message.content.config_records["config"]
+    key = random.fold_in(random.key(number), config["server-round"])
     content = RecordDict({"arrays": pack(local_steps(params, x, y, key))})
     content["metrics"] = MetricRecord({"num-examples": len(y)})
     return Message(content, reply_to=message)

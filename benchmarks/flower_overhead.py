@@ -10,6 +10,7 @@ before, with its evaluation.
 
 import importlib
 import itertools
+import json
 import shutil
 import statistics
 import sys
@@ -44,6 +45,8 @@ class Cost(NamedTuple):
     """Of a round; bytes are of all clients together."""
 
     seconds: float
+    shortest: float
+    longest: float
     kilobytes_down: float
     kilobytes_up: float
 
@@ -71,9 +74,14 @@ def measure(federation: Any, app: Path, out: Path, **config: Any) -> Cost:
     run = federation.submit({**config, "out": str(out)})
     ends = round_ends(out / "metrics.jsonl", config["rounds"])
     federation.wait(run)
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["loss"] < rows[0]["loss"], "it has learnt nothing"
+    seconds = [after - before for before, after in itertools.pairwise(ends)]
     traffic = federation.status(run)["network-traffic"]
     return Cost(
-        statistics.median(after - before for before, after in itertools.pairwise(ends)),
+        statistics.median(seconds),
+        min(seconds),
+        max(seconds),
         traffic["outbound-bytes"] / config["rounds"] / 1000,
         traffic["inbound-bytes"] / config["rounds"] / 1000,
     )
@@ -82,7 +90,7 @@ def measure(federation: Any, app: Path, out: Path, **config: Any) -> Cost:
 def main() -> None:
     sys.path.insert(0, str(EXAMPLE))
     Federation = importlib.import_module("federation").Federation
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 6
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 10
     costs: dict[str, Cost] = {}
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
@@ -93,7 +101,7 @@ def main() -> None:
             for algorithm in ("fedavg", "fedda-sgdm"):
                 out = directory / algorithm
                 costs[algorithm] = measure(federation, EXAMPLE, out, algorithm=algorithm, **size)
-    print("| | seconds a round | kB down | kB up |\n|:--|--:|--:|--:|")
+    print("| | seconds a round | shortest | longest | kB down | kB up |\n|:--" + "|--:" * 5 + "|")
     for label, cost in costs.items():
         print(f"| {label} | " + " | ".join(f"{number:.1f}" for number in cost) + " |")
 

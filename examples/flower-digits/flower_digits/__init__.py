@@ -1,0 +1,1 @@
+"""Handwritten digits, trained by fedda's algorithms on Flower."""

@@ -1,0 +1,18 @@
+"""A client: it has its share of the digits, and works for whatever algorithm the server names."""
+
+from flwr.app import Context
+
+from fedda.devices import start_up
+from fedda.flower import client_app
+from flower_digits.problem import TASK, Examples, share
+
+start_up()  # a SuperNode starts a process for every message: what was compiled is kept on disk
+
+
+def data(context: Context) -> Examples:
+    """Where this node's own data would be read."""
+    node = context.node_config
+    return share(int(node["partition-id"]), int(node["num-partitions"]))
+
+
+app = client_app(TASK, data)

@@ -1,0 +1,39 @@
+"""The server: a run's configuration says which algorithm it trains, and for how long."""
+
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedda import config
+from fedda.devices import start_up
+from fedda.flower import Settings, serve
+from flower_digits.problem import TASK, test_set
+
+start_up()
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    given = context.run_config
+    test = test_set()
+    served = serve(
+        grid,
+        Settings(
+            algorithm=str(given["algorithm"]),
+            chosen=config.parse(str(given["settings"]).split()),
+            task=TASK,
+            example=test,
+            test=test,
+            rounds=int(given["rounds"]),
+            cohort=int(given["cohort"]),
+            nodes=int(given["nodes"]),
+            seed=int(given["seed"]),
+            deadline=float(given["deadline"]),
+            directory=Path(str(given["out"])) if given["out"] else None,
+        ),
+    )
+    for row in served.history:
+        print(f"round {row['round']}: loss {row['loss']:.4f}, accuracy {row['accuracy']:.4f}")
+    print(f"events: {dict(served.events) or 'none'}")
