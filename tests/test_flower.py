@@ -321,6 +321,20 @@ def test_two_nodes_with_one_partition_are_one_client():
     assert_same(served.state, simulated("fedda-sgdm").state)
 
 
+def test_a_silent_node_is_waited_for_but_once():
+    class Quiet(LocalGrid):
+        def pull_messages(self, message_ids):
+            replies = super().pull_messages(message_ids)
+            return [reply for reply in replies if reply.metadata.src_node_id != 200]
+
+    network = Quiet([app(client) for client in range(4)])
+    network.apps[200], network.contexts[200] = app(0), network.contexts[100]
+    served = serve(network, settings(deadline=0.5))
+    assert served.events == {"missing_replies": 1}
+    assert len([m for m in network.sent if m.metadata.dst_node_id == 200]) == 1
+    assert_same(served.state, simulated("fedda-sgdm").state)
+
+
 def test_a_federation_that_nobody_joins_is_a_message():
     with pytest.raises(InputError, match="4 clients are needed, and 2 have come in"):
         serve(LocalGrid([app(0), app(1)]), settings(deadline=0.2))
@@ -411,7 +425,7 @@ def test_a_server_that_was_killed_goes_on(tmp_path, name, when):
     assert lines == served.history
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["rounds"] == ROUNDS
-    assert summary["events"] == {}
+    assert summary["events"] == ({"restarts": 1} if when else {})
 
 
 def test_a_finished_federation_is_not_trained_again(tmp_path):

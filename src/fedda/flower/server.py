@@ -39,7 +39,7 @@ from fedda.task import Plan, Task
 from fedda.tree import PyTree
 
 log = logging.getLogger("fedda.flower")
-PAUSE = 0.05  # seconds between two looks at what has come in
+PAUSE = 0.2  # seconds between two looks at what has come in: each is work for the SuperLink
 
 
 class Settings(NamedTuple):
@@ -166,6 +166,8 @@ class Server:
         """Goes on from where an earlier server was."""
         self.state, self.progress = state, progress
         self.events = Counter(progress.events)
+        if 0 < progress.round < self.settings.rounds:
+            self.event("restarts", "continued from round %d", progress.round)
 
     def gather(self, least: int) -> None:
         """Waits for so many clients with examples."""
@@ -187,6 +189,7 @@ class Server:
         self.clients = {key: one for key, one in self.clients.items() if one.node in nodes}
         new = nodes - {client.node for client in self.clients.values()} - self.strangers
         ids = self.push({node: self.message(RecordDict(), "query", node) for node in sorted(new)})
+        self.strangers |= new  # until they have answered: one that is silent is waited for but once
         for node, reply in self.pull(ids):
             try:
                 about = wire.read(_content(reply), "fedda", partition=int, examples=int)
@@ -196,8 +199,8 @@ class Server:
                     raise Refused("it has no examples")
             except Refused as reason:
                 self.event("refused_nodes", "node %d: %s", node, reason)
-                self.strangers.add(node)
                 continue
+            self.strangers.remove(node)
             self.clients[about["partition"]] = Client(node, about["examples"])
 
     def do_round(self) -> None:
@@ -506,7 +509,6 @@ class Records:
         if found is not None:
             state = jax.tree.map(jnp.asarray, found.run)
             progress, size = Progress(**found.numbers["progress"]), found.numbers["metrics_bytes"]
-            log.warning("continued from round %d", progress.round)
         self.history = [row for row in written.rows if row["round"] <= progress.round]
         self.checkpoints.drop_after(progress.round if found is not None else -1)
         with open(self.directory / "metrics.jsonl", "ab") as lines:
