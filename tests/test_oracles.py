@@ -50,8 +50,12 @@ def fedda_client(W_r, m_r, batches, eta, beta1, mu):
     return P, m, S, losses
 
 
-def fedda_rounds(step, draws, W, *, client_lr, server_lr, beta1, mu=0.0, **options):
-    """A.0; `step` is a server step. c is A.8-14's: P, a step, had all gradients been 1."""
+def fedda_rounds(step, draws, W, *, client_lr, server_lr, beta1, mu=0.0, sends="both", **options):
+    """A.0; `step` is a server step. c is A.8-14's: P, a step, had all gradients been 1.
+
+    Whether the server `sends` its momentum, or adds later what that would have done (A.7), is a
+    matter of messages: the numbers are the same.
+    """
     m, V, r, m_ones, train_losses = 0 * W, 0 * W, 0, 0.0, []
     for visits in draws:
         total, P, S, m_next, losses = sum(N for N, _ in visits), 0 * W, 0 * W, 0 * W, []
@@ -152,8 +156,11 @@ def check(name, options, *, rounds=ROUNDS, cohort=COHORT, seed=SEED, silent=(), 
     assert at == [*range(0, rounds, EVAL_EVERY), rounds]
     means = [np.nan] + [np.nanmean(train_losses[a:b]) for a, b in itertools.pairwise(at)]
     np.testing.assert_allclose([row["train_loss"] for row in result.history], means, **TOLERANCE)
-    down = cohort * 8 * MODELS[name] * W0.size  # 8 bytes a number
-    up = down + cohort * 8 * (3 if options.get("bias") == "steps" else 1)
+    model = cohort * 8 * W0.size  # 8 bytes a number
+    alone = options.get("sends") == "model"
+    down = model * (1 if alone else MODELS[name])
+    besides = 3 if options.get("bias") == "steps" else 2 if alone else 1
+    up = model * MODELS[name] + cohort * 8 * besides
     assert [row["bytes_down"] for row in result.history] == [r * down for r in at]
     assert [row["bytes_up"] for row in result.history] == [r * up for r in at]
     skipped = [sum(r < until for r in silent) for until in at]
