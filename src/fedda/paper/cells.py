@@ -20,6 +20,7 @@ from fedda.config import Config
 from fedda.errors import InputError
 from fedda.files import read_rows, write_whole
 
+LATER = {"sends": "both"}  # settings that came later, and what cells from before stand for
 HOW = ("chunk", "devices", "memory_gb", "data_gb", "checkpoint_every")  # computed, not what
 AVERAGED = 100  # of the last rounds: what FedOpt's authors report
 DIGITS = 6
@@ -78,7 +79,7 @@ def decisive(config: Config) -> dict[str, Any]:
     return {
         name: int(value) if isinstance(value, float) and value.is_integer() else value
         for name, value in config.flat().items()
-        if name not in HOW
+        if name not in HOW and (name, value) not in LATER.items()
     }
 
 
