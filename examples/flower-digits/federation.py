@@ -361,7 +361,7 @@ def _listens(port: int) -> bool:
 def descendants(pid: int) -> dict[int, str]:
     """The processes that this one started, and those that they did, each with its command."""
     listed = subprocess.run(
-        ["ps", "-A", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True
+        ["ps", "-A", "-ww", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True
     ).stdout
     table = [line.split(None, 2) for line in listed.splitlines()]
     found: dict[int, str] = {}
