@@ -24,10 +24,11 @@ from fedda.task import Plan, Task
 from flower_grid import LocalGrid
 
 pytest.importorskip("flwr")
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedda.flower import Secure, Settings, client_app, secure_mods, serve, wire
+from fedda.flower.client import partition
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -53,8 +54,8 @@ def apply(params, x):
 TASK = Task(fedda.Model(init, apply), squared_error, PLAN)
 
 
-def settings(name="fedda-sgdm", **changes):
-    base = Settings(name, TASK, examples(0), ROUNDS, COHORT, seed=SEED, deadline=5.0, nodes=4)
+def settings(algorithm="fedda-sgdm", **changes):
+    base = Settings(algorithm, TASK, examples(0), ROUNDS, COHORT, seed=SEED, deadline=5.0, nodes=4)
     return base._replace(**changes)
 
 
@@ -319,6 +320,28 @@ def test_two_nodes_with_one_partition_are_one_client():
     served = serve(network, settings())
     assert served.events == {"refused_nodes": 1}
     assert_same(served.state, simulated("fedda-sgdm").state)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rounds": 0}, "rounds must be a whole number of at least 1, got 0"),
+        ({"cohort": 2.5}, "cohort must be a whole number of at least 1, got 2.5"),
+        ({"least": 4}, "least must be at most cohort, which is 3, got 4"),
+        ({"deadline": 0.0}, "deadline must be a positive number of seconds, got 0.0"),
+        ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
+        ({"algorithm": "fedada"}, "unknown algorithm 'fedada'"),
+    ],
+)
+def test_wrong_settings_are_a_message(changes, message):
+    with pytest.raises(InputError, match=message):
+        serve(grid(), settings(**changes))
+
+
+def test_a_node_without_a_number_says_so():
+    context = Context(1, 1, {"partition": 3}, RecordDict(), {})
+    with pytest.raises(InputError, match="partition-id in the configuration of its node, got"):
+        partition(context)
 
 
 def test_a_silent_node_is_waited_for_but_once():

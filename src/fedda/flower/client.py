@@ -24,6 +24,7 @@ from jax import random
 from fedda import algorithms, api
 from fedda.core import Algorithm, Phase
 from fedda.data.shards import Shards, from_clients
+from fedda.errors import InputError
 from fedda.flower import wire
 from fedda.task import Plan, Task
 from fedda.tree import PyTree
@@ -70,7 +71,13 @@ def client_app(
 
 def partition(context: Context) -> int:
     """The client's number in the federation."""
-    return int(context.node_config["partition-id"])
+    try:
+        return int(context.node_config["partition-id"])
+    except (KeyError, ValueError) as error:
+        raise InputError(
+            "a client's number is partition-id in the configuration of its node, got "
+            f"{dict(context.node_config)}. Start the node with --node-config 'partition-id=0'."
+        ) from error
 
 
 def work(

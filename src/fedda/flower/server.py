@@ -133,6 +133,7 @@ class Server:
     def __init__(self, grid: Grid, settings: Settings) -> None:
         record, hyper = algorithms.configure(settings.algorithm, settings.chosen)
         model = settings.task.model
+        _check(settings)
         if settings.secure is not None and (settings.most_norm or settings.most_weight):
             raise InputError(
                 "most_norm and most_weight are of single uploads, which a server with secure "
@@ -446,6 +447,22 @@ class Server:
             "events": dict(self.events),
             **{name: getattr(self.progress, name) for name in simulate.TOTALS},
         }
+
+
+def _check(settings: Settings) -> None:
+    """Refuses what no federation can be trained with."""
+    for name in ("rounds", "cohort", "eval_every", "least", "attempts"):
+        value = getattr(settings, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InputError(f"{name} must be a whole number of at least 1, got {value!r}.")
+    if settings.least > settings.cohort:
+        raise InputError(
+            f"least must be at most cohort, which is {settings.cohort}, got {settings.least}: no "
+            "round would have enough replies. Lower least or raise cohort."
+        )
+    if not settings.deadline > 0:
+        raise InputError(f"deadline must be a positive number of seconds, got {settings.deadline}.")
+    api.check_seed(settings.seed)
 
 
 def _content(reply: Message) -> RecordDict:
