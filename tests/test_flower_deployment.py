@@ -161,6 +161,14 @@ def test_the_app_is_built(tmp_path: Path):
     assert packed == {path.name for path in (EXAMPLE / "flower_digits").glob("*.py")}
 
 
+def test_a_word_that_is_no_setting_is_a_message():
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE / "federation.py"), "rounds"], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "settings are KEY=VALUE, such as rounds=5, got 'rounds'" in done.stderr
+
+
 def test_nothing_on_the_wire_is_pickled(monkeypatch: pytest.MonkeyPatch):
     """Records are taken apart and put together as Flower does it, and no pickle is touched."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict

@@ -408,6 +408,9 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("config", nargs="*", metavar="KEY=VALUE", help="of the run configuration")
     given = parser.parse_args()
+    for pair in given.config:
+        if "=" not in pair:
+            parser.error(f"settings are KEY=VALUE, such as rounds=5, got {pair!r}.")
     config = {"cohort": given.nodes, "nodes": given.nodes}
     config |= {key: _value(text) for key, text in (pair.split("=", 1) for pair in given.config)}
     with (
