@@ -1,36 +1,39 @@
 """Chooses a task's presets by the FedDA paper's rule, with one budget for every algorithm.
 
-    python benchmarks/tune.py digits
-    python benchmarks/tune.py stackexchange
+    python benchmarks/tune.py emnist --precision bf16
+    python benchmarks/tune.py emnist --only fedda-sgdm,fedavg
+    python benchmarks/tune.py emnist --choose
 
 The rule: of every grid the point with the lowest training loss, averaged over the last rounds and
-over the seeds. The test set is not looked at. Every algorithm has as many points, taken from the
-paper's grids, and the same seeds, which are not those of `fedda compare`. A choice at the end of a
-grid is marked as such. Writes src/fedda/presets/<task>-<model>.toml.
+over the seeds. The test set is not looked at. Every algorithm has as many points, and the same
+seeds, which are not those of `fedda compare` and `fedda reproduce`. What every point came to is
+written to results/tuning/<task>/<algorithm>.json, which is not trained again if it is there; then
+(or with --choose at once) src/fedda/presets/<task>-<model>.toml is made of these files.
 """
 
 import argparse
 import json
 import math
-import time
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
+from fedda import algorithms, config, sweep
+from fedda.files import write_whole
+from fedda.paper import methods
 
-import fedda
-from fedda import algorithms, tasks
-from fedda.config import PRESETS, resolve
+RESULTS = Path("results/tuning")
 
 # Rates of the paper's grid. Families of algorithms with the same settings share a grid.
 RATES = [0.01, 0.03, 0.1, 0.3, 1.0, 3.3]
 PLAIN = {"client_lr": RATES, "server_lr": [0.1, 0.3, 1.0, 3.3, 10.0, 33.0]}
 CLIENT_ONLY = [0.001, 0.003, *RATES, 10.0, 33.0, 100.0, 333.0]
 SMALL = [1e-3, 1e-2, 1e-1]
+Grid = dict[str, list[float]]
 
 
-def grid_of(name: str) -> dict[str, list[float]]:
+def digits_grid(name: str) -> Grid:
     """36 points: the rates, and one more setting where there is one to adapt."""
     fields = algorithms.get(name).Hyper._fields
     if "server_lr" not in fields:  # stem, mfl
@@ -47,7 +50,7 @@ def grid_of(name: str) -> dict[str, list[float]]:
     return PLAIN
 
 
-def text_grid_of(name: str) -> dict[str, list[float]]:
+def text_grid(name: str) -> Grid:
     """12 points: losses summed over a batch and divided by 500 tags want other rates."""
     fields = algorithms.get(name).Hyper._fields
     adaptive = "eps" in fields or "tau" in fields
@@ -57,95 +60,140 @@ def text_grid_of(name: str) -> dict[str, list[float]]:
     }
 
 
+def grid_around(task: str) -> Callable[[str], Grid]:
+    """24 points around the rates that the method has in the paper's table of this task."""
+
+    def powers(centre: float, *exponents: float) -> list[float]:
+        return [float(f"{centre * 10**each:.3g}") for each in exponents]
+
+    def grid(name: str) -> Grid:
+        own = config.resolve({"task": task, "algorithm": name} | methods.settings(task)[name])
+        rate, is_fedda = own.chosen["client_lr"], name.startswith("fedda")
+        others = {
+            # FedDA's momentum forgets in a local step what others forget in a round: of ten steps
+            # 0.99 leaves 0.9, and 0.9 leaves 0.35.
+            "beta1": [0.9, 0.99] if is_fedda else [0.5, 0.9],
+            "beta": [0.5, 0.9],
+            "gamma": [0.5, 0.9],
+            "a": [0.1, 0.3],
+        }
+        fuzz = {"tau": (0, 1), "eps": (-1, 0) if is_fedda else (0, 1)}
+        third = {k: powers(own.chosen[k], *v) for k, v in fuzz.items() if k in own.chosen}
+        if name == "climb":
+            third = {}
+        if is_fedda or not third:
+            third = {k: v for k, v in others.items() if k in own.chosen} | third
+        if "server_lr" not in own.chosen:
+            return {"client_lr": powers(rate, *(k / 4 for k in range(-5, 7)))} | third
+        moves = own.chosen["server_lr"]
+        if not third:
+            rates = powers(rate, -1, -0.5, -0.25, 0, 0.25, 0.5)
+            return {"client_lr": rates, "server_lr": powers(moves, -0.5, 0, 0.5, 1)}
+        rates = powers(rate, -0.25, 0.25) if len(third) > 1 else powers(rate, -0.5, 0, 0.5, 1)
+        return {"client_lr": rates, "server_lr": powers(moves, -0.5, 0, 0.5)} | third
+
+    return grid
+
+
 class Study(NamedTuple):
     rounds: int
-    averaged: int  # of the last rounds
-    seeds: tuple[int, ...]
-    grid_of: Callable[[str], dict[str, list[float]]]
+    seeds: tuple[int, ...]  # one after the other
+    grid_of: Callable[[str], Grid]
     algorithms: tuple[str, ...] = ()  # all, if none is named
-    fixed: Mapping[str, Any] = {}  # for those that have it
+    run: Mapping[str, Any] = {}  # what is not the task's default
+    fixed: Mapping[str, Any] = {}  # settings, for the algorithms that have them
 
 
+OF_THE_PAPER = tuple(methods.settings("emnist"))
+# Everyone does one epoch, also FedDA, for which the paper has numbers of steps.
+IMAGES = {"pipeline": "fedopt", "local_work": 1, "local_unit": "epochs"}
 STUDIES = {
-    "digits": Study(200, 100, (100, 101), grid_of),
+    "digits": Study(200, (100, 101), digits_grid),
+    "emnist": Study(150, (100,), grid_around("emnist"), OF_THE_PAPER, IMAGES),
+    "cifar100": Study(300, (100,), grid_around("cifar100"), OF_THE_PAPER, IMAGES),
     "stackexchange": Study(
         200,
-        50,
         (100,),
-        text_grid_of,
+        text_grid,
         ("fedavg", "fedda-sgdm", "fedda-adam", "fedda-adagrad", "fedopt-adam", "fedopt-adagrad"),
+        {},
         {"units": "delta", "eps": 1e-3, "tau": 1e-3},
     ),
 }
 
 
-def tune(task: str, name: str) -> tuple[dict[str, Any], float, float]:
-    """The point with the lowest mean training loss, that loss, and its metric on the test set."""
-    study, config = STUDIES[task], resolve({"task": task})
-    fixed = {k: v for k, v in study.fixed.items() if k in algorithms.settings(name, {})}
-    problem = tasks.load(config)
-    points = fedda.run_grid(
-        name,
-        problem.model,
-        problem.shards,
-        problem.loss,
-        grid=study.grid_of(name),
-        seeds=study.seeds,
-        test=problem.test,
-        metrics=problem.metrics,
-        reduction=problem.reduction,
-        rounds=study.rounds,
-        eval_every=study.averaged,
-        cohort=config.cohort,
-        batch=config.batch,
-        local_work=config.local_work,
-        local_unit=config.local_unit,
-        chunk=config.chunk or None,
-        **fixed,
+def base(task: str, name: str, **own: Any) -> config.Config:
+    """What all points of an algorithm share."""
+    study = STUDIES[task]
+    known = algorithms.settings(name, {})
+    fixed = {key: value for key, value in study.fixed.items() if key in known}
+    published = methods.settings(task).get(name, {}) if study.run else {}
+    values = published | study.run | fixed | own
+    return config.resolve(
+        {"task": task, "algorithm": name, "rounds": study.rounds, "seed": study.seeds[0]} | values
     )
-    metric = problem.metrics[0].__name__
-    found: dict[tuple[tuple[str, float], ...], list[tuple[float, float]]] = {}
-    for point in points:
-        last = point.result.history[-1]
-        failed = last["skipped_rounds"] + last["nonfinite_clients"] > 0
-        loss = math.inf if failed else last["train_loss"]
-        found.setdefault(tuple(point.hyper.items()), []).append((loss, last[metric]))
-    means = {values: np.mean(each, axis=0) for values, each in found.items()}
-    best = min(means, key=lambda values: means[values][0])
-    loss, reached = means[best]
-    return dict(best) | fixed, float(loss), float(reached)
+
+
+def tune(task: str, name: str, folder: Path, **own: Any) -> None:
+    """Trains every point, and writes what became of them."""
+    study, path = STUDIES[task], folder / task / f"{name}.json"
+    if path.exists():
+        return
+    work = folder / ".work" / task / name
+    grid = study.grid_of(name)
+    summary = sweep.run(base(task, name, **own), grid, len(study.seeds), work)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps(summary, indent=1) + "\n")
+    shutil.rmtree(work)
+    best = summary["best"]
+    words = (
+        "no point stayed finite" if best is None else f"{best['hyper']} {best['train_loss']:.4f}"
+    )
+    print(f"{name}: {words}; {summary['seconds']['total']:.0f} s", flush=True)
+
+
+def preset(task: str, folder: Path) -> str:
+    """The file of presets, of what was written about each algorithm."""
+    found = [json.loads(path.read_text()) for path in sorted((folder / task).glob("*.json"))]
+    first = found[0]
+    points = math.prod(map(len, first["grid"].values()))
+    lines = [
+        f"# Written by benchmarks/tune.py {task}: of {points} points for every algorithm the one",
+        f"# with the lowest training loss over the last {first['averaged_rounds']} of "
+        f"{first['rounds']} rounds,",
+        f"# mean of the seeds {', '.join(map(str, first['seeds']))}. What each came to is in "
+        f"results/tuning/{task}.",
+    ]
+    for each in found:
+        name, best, grid = each["algorithm"], each["best"], each["grid"]
+        if best is None:
+            lines += ["", f"# [{name}]: no point stayed finite"]
+            continue
+        defaults = algorithms.defaults(name)
+        chosen = {**base(task, name).chosen, **best["hyper"]}
+        lines += ["", f"[{name}]  # training loss {best['train_loss']:.4f}"]
+        for key, value in chosen.items():
+            if key in grid or value != defaults[key]:
+                end = "  # the end of the grid" if key in best["at_the_end"] else ""
+                lines.append(f"{key} = {json.dumps(value)}{end}")
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("task", choices=STUDIES)
-    parser.add_argument("--out", type=Path, help="another file than the preset")
+    parser.add_argument("--only", default="", help="these algorithms, with commas")
+    parser.add_argument("--precision", help="of products, as in fedda run")
+    parser.add_argument("--choose", action="store_true", help="train nothing more")
+    parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    task, study = arguments.task, STUDIES[arguments.task]
-    config = resolve({"task": task})
-    path = arguments.out or PRESETS / f"{task}-{config.model}.toml"
-    lines = [
-        f"# Written by benchmarks/tune.py {task}: of as many points for every algorithm the one",
-        f"# with the lowest training loss over the last {study.averaged} of {study.rounds} rounds,",
-        f"# mean of seeds {study.seeds}.",
-    ]
-    for name in study.algorithms or algorithms.names():
-        grid = study.grid_of(name)
-        start = time.perf_counter()
-        values, loss, reached = tune(task, name)
-        seconds = time.perf_counter() - start
-        runs = math.prod(map(len, grid.values())) * len(study.seeds)
-        print(
-            f"{name}: {values}, training loss {loss:.4f}, on the test set {reached:.4f}; "
-            f"{runs} runs in {seconds:.0f} s",
-            flush=True,
-        )
-        lines += ["", f"[{name}]  # training loss {loss:.4f}"]
-        for key, value in values.items():
-            end = key in grid and value in (min(grid[key]), max(grid[key]))
-            written = json.dumps(value)
-            lines.append(f"{key} = {written}" + ("  # the end of the grid" if end else ""))
-        path.write_text("\n".join(lines) + "\n")
+    task = arguments.task
+    own = {} if arguments.precision is None else {"precision": arguments.precision}
+    names = [name for name in arguments.only.split(",") if name]
+    for name in () if arguments.choose else names or STUDIES[task].algorithms or algorithms.names():
+        tune(task, name, arguments.results, **own)
+    path = config.PRESETS / f"{task}-{config.resolve({'task': task}).model}.toml"
+    write_whole(path, preset(task, arguments.results))
     print(f"written to {path}")
 
 

@@ -317,7 +317,7 @@ def test_the_summary_follows_the_rule_from_the_points_file(finished: Path):
 
 def test_the_last_row_is_about_the_averaged_rounds():
     for rounds in (*range(1, 450), 1500, 4000):
-        last, every = sweep.averaged(rounds), sweep.evaluate_every(rounds)
+        last, every = simulate.averaged(rounds), sweep.evaluate_every(rounds)
         assert last == max(1, min(100, rounds // 2))
         rows = [*range(0, rounds, every), rounds]
         assert rows[-2] == rounds - last

@@ -172,6 +172,7 @@ def prepare(
     reduction: Literal["mean", "sum"] = "mean",
     stabilise: float = 0,
     eval_every: int = 10,
+    late_every: int = 0,
     chunk: int | None = None,
     devices: int | None = 1,
     memory_gb: float = 4.0,
@@ -182,8 +183,11 @@ def prepare(
 
     Every round, `cohort` clients do `local_work` mini-batch steps (or epochs) on batches of `batch`
     examples. `stabilise` is the number of rounds at the end (or, below 1, their share) in which a
-    client takes one step with the gradient of all its data. If what all clients keep would take
-    more than `memory_gb` on the device, it is kept on the host, for visited clients only.
+    client takes one step with the gradient of all its data. Evaluations are `eval_every` rounds
+    apart; in the last 100 rounds (or half of them, if there are fewer than 200), which published
+    results are means over, there is one every `late_every` rounds too, unless that is 0. If what
+    all clients keep would take more than `memory_gb` on the device, it is kept on the host, for
+    visited clients only.
     `sampling` names how cohorts are drawn. A cohort is spread over `devices`: None stands for as
     many as pay off. `chosen` holds hyper-parameters and options of the
     algorithm.
@@ -206,6 +210,7 @@ def prepare(
         ("chunk", cohort if chunk is None else chunk),
     ):
         _whole_number(name, value, least=1)
+    _whole_number("late_every", late_every, least=0)
     if cohort > shards.num_clients:
         raise InputError(
             f"cohort must be at most the number of clients, which is {shards.num_clients}, got "
@@ -254,6 +259,7 @@ def prepare(
         cohort,
         eval_every,
         last_rounds,
+        late_every,
         layout,
         SAMPLERS[sampling],
         host_rounds,

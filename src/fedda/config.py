@@ -42,6 +42,7 @@ class Config:
     local_unit: str = "steps"
     stabilise: float = 0.0  # full-batch rounds at the end: a share below 1, or a number
     eval_every: int = 10
+    late_every: int = 0  # in the last 100 rounds, besides; 0: no more often
     checkpoint_every: int = 5  # evaluations
     seed: int = 0
     chunk: int = 0  # clients worked on together; 0: as many as suits the device

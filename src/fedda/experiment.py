@@ -130,6 +130,7 @@ def prepare(config: Config) -> Prepared:
         local_unit=config.local_unit,  # type: ignore[arg-type]  # checked by prepare
         stabilise=config.stabilise,
         eval_every=config.eval_every,
+        late_every=config.late_every,
         chunk=config.chunk or None,
         devices=config.devices or None,
         memory_gb=config.memory_gb,

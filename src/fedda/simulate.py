@@ -1,5 +1,6 @@
 """The simulator: rounds between two evaluations are one compiled program."""
 
+import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -23,6 +24,7 @@ from fedda.task import Plan, Task
 from fedda.tree import PyTree
 
 LONGEST = 1000
+AVERAGED = 100  # of the last rounds: what the papers' results are means over
 Row = dict[str, Any]
 TOTALS = ("bytes_down", "bytes_up", "nonfinite_clients", "skipped_rounds")  # of a row, cumulative
 
@@ -38,6 +40,7 @@ class Setup(NamedTuple):
     cohort: int
     eval_every: int
     stabilise: int  # of the rounds, how many at the end take one full-batch step instead
+    late_every: int = 0  # as eval_every, in the rounds that results are means over
     layout: Layout = Layout()
     sample: Sampler = draw_cohort
     host_rounds: int | None = (
@@ -260,7 +263,7 @@ def train(
         queued.append(more)
         if len(queued) > 2:  # or the host would run ahead, and fill the device with data
             jax.block_until_ready(queued.popleft())
-        if span.last % setup.eval_every == 0 or span.last == setup.rounds:
+        if is_evaluated(setup, span.last):
             yield Evaluation(span.last, row(span.last, run, tally), run)
             tally = None
         span = following
@@ -273,6 +276,20 @@ def start(setup: Setup, hp: Any, seeds: Sequence[int]) -> Run:
         return begin(algorithm, model, together, setup.shards.num_clients, hp, _keys(seeds))
     run = begin(algorithm, model, together, 0, hp, _keys(seeds))
     return run._replace(memory=HostMemory(setup.algorithm.memory(hp, run.state.params)))
+
+
+def averaged(rounds: int) -> int:
+    """Over how many of the last rounds results are averaged: half of them where there are few."""
+    return max(1, min(AVERAGED, rounds // 2))
+
+
+def is_evaluated(setup: Setup, number: int) -> bool:
+    """Whether there is an evaluation after so many rounds."""
+    left = setup.rounds - number
+    if number % setup.eval_every == 0 or left == 0:
+        return True
+    late = left <= averaged(setup.rounds)
+    return setup.late_every > 0 and late and left % setup.late_every == 0
 
 
 def _full(plan: Plan) -> Plan:
@@ -319,8 +336,8 @@ def host_work(setup: Setup, seeds: Sequence[int], first: int = 0) -> Iterator[Sp
     if setup.host_rounds is not None:
         longest = min(width, setup.host_rounds)
     while first < setup.rounds:
-        evaluation = first - first % setup.eval_every + setup.eval_every
-        last = min(first + longest, evaluation, setup.rounds)
+        evaluation = next(n for n in itertools.count(first + 1) if is_evaluated(setup, n))
+        last = min(first + longest, evaluation)
         if first < switch:
             last = min(last, switch)
         cohorts = np.zeros((len(seeds), width, setup.cohort), np.int32)

@@ -24,9 +24,8 @@ from fedda import config as configs
 from fedda.config import Config
 from fedda.errors import InputError, unknown
 from fedda.files import read_rows, write_whole
-from fedda.simulate import TOTALS, Row
+from fedda.simulate import TOTALS, Row, averaged
 
-AVERAGED = 100
 Grid = Mapping[str, Sequence[float]]
 
 
@@ -62,7 +61,7 @@ def run(
     `only` are the points of the grid that are wanted, if not all are.
     """
     started, compiled = time.perf_counter(), experiment.compile_seconds()
-    config = dataclasses.replace(config, eval_every=evaluate_every(config.rounds))
+    config = dataclasses.replace(config, eval_every=evaluate_every(config.rounds), late_every=0)
     wanted = _points(config, grid, seeds)
     if only is not None:
         wanted = {point: hyper for point, hyper in wanted.items() if point.values in set(only)}
@@ -135,11 +134,6 @@ def _preset(config: Config, hyper: Mapping[str, float]) -> str:
         *(f"{name} = {json.dumps(getattr(config, name))}" for name in ("local_work", "local_unit")),
     ]
     return "\n".join(lines) + "\n"
-
-
-def averaged(rounds: int) -> int:
-    """Over how many of the last rounds the training loss is averaged."""
-    return max(1, min(AVERAGED, rounds // 2))
 
 
 def evaluate_every(rounds: int) -> int:

@@ -91,6 +91,12 @@ def settings(name: str, chosen: Mapping[str, Any]) -> tuple[str, ...]:
     return (*known, *record.Hyper._fields)
 
 
+def defaults(name: str, **chosen: str) -> dict[str, Any]:
+    """What an algorithm's options and hyper-parameters are, with these options, if nobody asks."""
+    own = {option: values[0] for option, values in options(name).items()}
+    return own | get(name, **chosen).Hyper._field_defaults
+
+
 def get(name: str, **chosen: str) -> Algorithm:
     """The algorithm with this name; equal requests give one and the same record."""
     known = options(name)

@@ -20,10 +20,11 @@ mu > 0 is FedDA with FedProx. As the update is linear in g, the mean of the clie
 momentum of their mean gradients; with one full-batch step and all clients, a round is exactly one
 step of the centralised optimiser.
 
-Option (all):
+Options (all):
     sends     both: W and M. model: W alone. As m is linear in M, clients that begin at m = 0 upload
               what they would without M, and beta1^T; the server adds beta1^T M. The numbers are the
               same, down is half, and all that is uploaded is of this round.
+    momentum  kept: as above. restarted: M <- 0 after every round, an ablation.
 Options (adam, adagrad):
     units     grad: s = server_lr client_lr, e = eps, as printed. delta: s = server_lr,
               e = eps / client_lr, the units of FedOpt, whose momentum is one of model differences.
@@ -57,6 +58,7 @@ from fedda.task import Batch, Task
 from fedda.tree import PyTree
 
 Sends = Literal["both", "model"]
+Momentum = Literal["kept", "restarted"]
 
 
 class SGDM(NamedTuple):
@@ -165,18 +167,23 @@ def equivalent_gradient(hp: Any, state: State, P: PyTree) -> PyTree:
     return tree.scale(1 / (1 - hp.beta1), tree.axpy(-hp.beta1, state.momentum, P))
 
 
+def following(momentum: Momentum, state: State, upload: Upload) -> PyTree:
+    """M of the next round."""
+    return upload.momentum if momentum == "kept" else tree.zeros_like(state.momentum)
+
+
 def init_sgdm(hp: SGDM, params: PyTree) -> State:
     return State(params, tree.zeros_like(params))
 
 
-def sgdm(sends: Sends = "both") -> Algorithm:
+def sgdm(sends: Sends = "both", momentum: Momentum = "kept") -> Algorithm:
     """FedDA+SGDM (Jin et al. 2022): the server moves by a decoupled global momentum."""
 
     def merge(hp: SGDM, state: State, total: local.Weighted) -> State:
         upload = mean(sends, state, total)
         P = moved(hp, state, upload)
         params = tree.axpy(-hp.server_lr * hp.client_lr, P, state.params)
-        return State(params, upload.momentum)
+        return State(params, following(momentum, state, upload))
 
     return Algorithm(SGDM, init_sgdm, memory, (phase(sends, work, merge),))
 
@@ -196,7 +203,10 @@ def adaptive_step(hp: Any, units: Units, params: PyTree, direction: PyTree, v: P
 
 
 def adagrad(
-    units: Units = "grad", gradient: Gradient = "momentum", sends: Sends = "both"
+    units: Units = "grad",
+    gradient: Gradient = "momentum",
+    sends: Sends = "both",
+    momentum: Momentum = "kept",
 ) -> Algorithm:
     """FedDA+AdaGrad (Jin et al. 2022): a decoupled global momentum, fed to AdaGrad."""
 
@@ -208,7 +218,8 @@ def adagrad(
         P = moved(hp, state, upload)
         G = upload.gradients if gradient == "sum" else equivalent_gradient(hp, state, P)
         V = tree.add(state.second, tree.square(G))
-        return State(adaptive_step(hp, units, state.params, G, V), upload.momentum, V)
+        params = adaptive_step(hp, units, state.params, G, V)
+        return State(params, following(momentum, state, upload), V)
 
     return Algorithm(AdaGrad, init, memory, (phase(sends, work, merge),))
 
@@ -218,6 +229,7 @@ def adam(
     gradient: Gradient = "momentum",
     bias: Literal["rounds", "steps"] = "rounds",
     sends: Sends = "both",
+    momentum: Momentum = "kept",
 ) -> Algorithm:
     """FedDA+Adam (Jin et al. 2022): a decoupled global momentum, fed to Adam."""
     count_steps = bias == "steps"
@@ -236,14 +248,15 @@ def adam(
             # With gradients of 1, m after t steps is 1 - unfilled beta1^t, and P the sum of these.
             missing = unfilled * hp.beta1 * (1 - upload.decay) / (1 - hp.beta1)
             correction = 1 - missing / upload.steps
-            unfilled = unfilled * upload.decay
+            if momentum == "kept":
+                unfilled = unfilled * upload.decay
         else:
             correction = 1 - hp.beta1**rounds
         V = tree.blend(hp.beta2, state.second, tree.square(G))
         direction = tree.scale(1 / correction, P)
         corrected = tree.scale(1 / (1 - hp.beta2**rounds), V)
         params = adaptive_step(hp, units, state.params, direction, corrected)
-        return State(params, upload.momentum, V, rounds, unfilled)
+        return State(params, following(momentum, state, upload), V, rounds, unfilled)
 
     counting_work = partial(work, count_steps=count_steps)
     return Algorithm(Adam, init, memory, (phase(sends, counting_work, merge),))

@@ -19,10 +19,11 @@ from fedda import config as configs
 from fedda.config import Config
 from fedda.errors import InputError
 from fedda.files import read_rows, write_whole
+from fedda.simulate import averaged
 
-LATER = {"sends": "both"}  # settings that came later, and what cells from before stand for
+# Settings that came later, and what cells from before stand for.
+LATER = {"sends": "both", "momentum": "kept", "late_every": 0}
 HOW = ("chunk", "devices", "memory_gb", "data_gb", "checkpoint_every")  # computed, not what
-AVERAGED = 100  # of the last rounds: what FedOpt's authors report
 DIGITS = 6
 
 # What a cell takes over from a run's summary.
@@ -154,11 +155,6 @@ def write(
     lines = (f"{json.dumps(each)}: {json.dumps(value)}" for each, value in content.items())
     write_whole(target, "{\n" + ",\n".join(lines) + "\n}\n")
     return target
-
-
-def averaged(rounds: int) -> int:
-    """Over how many of the last rounds results are averaged: half of them where there are few."""
-    return max(1, min(AVERAGED, rounds // 2))
 
 
 def _late(rows: Sequence[dict[str, Any]], last: int) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from fedda.paper.cells import Cell
 from fedda.paper.experiments import Entry
 from fedda.paper.published import OPTIMISERS
 from fedda.paper.tables import Line
+from fedda.simulate import averaged
 
 
 def lines_of(name: str, found: Sequence[Cell]) -> dict[str, Line]:
@@ -104,7 +105,7 @@ def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float:
 
 def late_spread(cell: Cell) -> float:
     history = cell.content["history"]
-    first = cell.config.rounds - stored.averaged(cell.config.rounds)
+    first = cell.config.rounds - averaged(cell.config.rounds)
     late = [
         value
         for number, value in zip(history["round"], history[cell.content["metric"]], strict=True)

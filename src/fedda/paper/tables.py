@@ -107,9 +107,8 @@ def resolved(entry: Entry, rounds: int | None, **own: object) -> Config:
 def settings(config: Config) -> str:
     """The rates of a run, and what of the rest is not the algorithm's default."""
     options = algorithms.options(config.algorithm)
-    defaults = {name: choices[0] for name, choices in options.items()}
     chosen = {name: value for name, value in config.chosen.items() if name in options}
-    defaults |= algorithms.get(config.algorithm, **chosen).Hyper._field_defaults
+    defaults = algorithms.defaults(config.algorithm, **chosen)
     rates = ("client_lr", "server_lr", "eps", "tau", "a", "kappa")
     shown = [
         f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
