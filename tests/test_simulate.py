@@ -240,6 +240,24 @@ def test_without_a_test_set():
         assert str(row) == str({name: other[name] for name in row})
 
 
+def test_the_last_rounds_are_evaluated_more_often():
+    """Of 8 rounds the last 4 are what results are means over; training is the same."""
+    result, usual = run(eval_every=8, late_every=2), run(eval_every=8)
+    assert [row["round"] for row in result.history] == [0, 4, 6, 8]
+    assert [row["round"] for row in run(eval_every=3, late_every=3).history] == [0, 3, 5, 6, 8]
+    np.testing.assert_allclose(result.params["w"], usual.params["w"], rtol=1e-5)
+    losses = [row["train_loss"] for row in result.history]
+    whole = (4 * losses[1] + 2 * losses[2] + 2 * losses[3]) / 8
+    np.testing.assert_allclose(usual.history[-1]["train_loss"], whole, rtol=1e-5)
+
+
+@pytest.mark.parametrize("value", [-1, 2.0, True, "3"], ids=repr)
+def test_late_evaluations_are_none_or_so_many_rounds_apart(value):
+    message = f"late_every must be a whole number of at least 0, got {value!r}."
+    with pytest.raises(InputError, match=re.escape(message)):
+        run(late_every=value)
+
+
 def test_evaluation_changes_nothing():
     often, once = run(eval_every=EVERY), run(eval_every=ROUNDS)
     np.testing.assert_allclose(often.params["w"], once.params["w"], rtol=1e-5)

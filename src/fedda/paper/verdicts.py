@@ -82,7 +82,7 @@ RATIOS = "In FedDA+Adam the entries of m̂ / √v̂ stay near ±1."
 
 def _of_theory(name: str, claim: str, theory: Mapping[str, Any] | None) -> Verdict:
     """What `fedda theory` found; a claim of several parts holds if all of them do."""
-    parts = [part for part in (theory or {}).get("claims", []) if part["key"].startswith(name)]
+    parts = [part for part in (theory or {}).get("claims", []) if part["key"].split()[0] == name]
     if not parts:
         return Verdict(name, claim, OPEN, "Not measured yet.")
     holding = sum(part["verdict"] == HOLDS for part in parts)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from fedda.theory import ratios
 from fedda.theory.deviation import ROUNDS
 
 HOLDS, IN_PART, FAILS = "holds", "holds in part", "does not hold"
@@ -66,6 +67,8 @@ def claims(found: dict[str, Any]) -> list[Claim]:
         _f3_nearer(found["deviation"]),
         _over_rounds(found["orders"]),
         _f4(found["growth"]),
+        _adam(found["ratios"]),
+        _f13(found["ratios"]),
     ]
     if found["plan"]["learn"]:
         found_claims += [_f3_network(found["network"]), _adaptive(found["orders"])]
@@ -244,6 +247,48 @@ def _f4(growth: list[dict[str, Any]]) -> Claim:
             all(matches(row, "printed") for row in growth),
         ),
     )
+
+
+def _ratio_verdict(rows: list[dict[str, Any]]) -> str:
+    """That entries are about 1, in every setting or in some: most of them, by `ratios.NEAR`."""
+    return _verdict(*(row["near"] > 0.5 for row in rows))
+
+
+def _adam(found: dict[str, Any]) -> Claim:
+    """Of FedDA+Adam with T = 1, which F1 shows to be Adam."""
+    rows = select(found["grid"], clients=ratios.EVERYBODY, T=1)
+    listed = "; ".join(
+        f"{percent(row['near'])} (median {row['quantiles'][2]:.2g}) at eps {row['eps']:g}"
+        for row in rows
+    )
+    return Claim(
+        "Adam",
+        "In centralised Adam the entries of m̂ / √v̂ are about ±1",
+        f"digits, full batches, share of entries with sizes within {_near()}: {listed}",
+        _ratio_verdict(rows),
+    )
+
+
+def _f13(found: dict[str, Any]) -> Claim:
+    own = select(found["grid"], clients=ratios.EVERYBODY, rates=ratios.PAPER)
+    longer = [row for row in found["grid"] if row["T"] > 1]
+    medians = ", ".join(f"{row['quantiles'][2]:.2g} (T = {row['T']})" for row in own)
+    scales = ", ".join(f"{row['scale']:.3f}" for row in own if row["T"] > 1)
+    expected = ", ".join(f"{row['constant']:.3f}" for row in found["predicted"] if row["T"] > 1)
+    return Claim(
+        "F13",
+        "In FedDA+Adam with T > 1 the entries of m̂ / √v̂ are about ±1",
+        f"digits, full batches, the paper's rates: median size {medians}; the scale of P against "
+        f"that of G, where T > 1, is {scales}, and constant gradients predict {expected}; at most "
+        f"{percent(max(row['near'] for row in longer))} of entries have sizes within {_near()} in "
+        "any setting with T > 1",
+        _ratio_verdict(longer),
+    )
+
+
+def _near() -> str:
+    low, high = ratios.NEAR
+    return f"[{low:g}, {high:g}]"
 
 
 def _adaptive(orders: dict[str, Any]) -> Claim:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedda.theory import ratios
 from fedda.theory.claims import select
 from fedda.theory.flows import extra
 
@@ -122,6 +123,41 @@ def _growth(found: dict[str, Any], axes: list[Any]) -> None:
     axes[0].set(xscale="log", yscale="log", xlabel="eta", ylabel="rate of growth")
 
 
+def _ratios(found: dict[str, Any], axes: list[Any]) -> None:
+    of_ratios = found["ratios"]
+    curves = of_ratios["curves"]
+    own = select(curves["rows"], clients=ratios.EVERYBODY, rates=ratios.PAPER)
+    for index, row in enumerate(own):
+        adam = row["T"] == 1
+        label = "T = 1: Adam" if adam else f"T = {row['T']}"
+        style = {"color": OTHER} if adam else {"color": DECOUPLED, "alpha": 1 - 0.18 * (index - 1)}
+        axes[0].plot(curves["round"], row["medians"], label=label, **style)
+    axes[0].set(xscale="log", yscale="log", xlabel="round", ylabel="|m̂| / √v̂")
+    axes[0].set_title("median, full batches")
+    for axis, clients in zip(axes[1:], (ratios.EVERYBODY, ratios.COHORTS), strict=True):
+        rows = select(of_ratios["grid"], clients=clients, rates=ratios.PAPER)
+        axis.set_visible(bool(rows))  # a quick run has fewer
+        if rows:
+            _against_steps(axis, rows, of_ratios["predicted"])
+            axis.set_title(clients)
+
+
+def _against_steps(axis: Any, rows: list[dict[str, Any]], predicted: list[dict[str, Any]]) -> None:
+    steps = [row["T"] for row in rows]
+    low, _, middle, _, high = zip(*(row["quantiles"] for row in rows), strict=True)
+    axis.plot(steps, middle, color=DECOUPLED, marker="o", label="|m̂| / √v̂")
+    axis.fill_between(steps, low, high, color=DECOUPLED, alpha=0.15, lw=0)
+    axis.plot(steps, [row["scale"] for row in rows], "s", color=LOCAL, label="P : G")
+    for key, style, label in (
+        ("constant", "--", "constant gradients"),
+        ("noise", ":", "white noise"),
+    ):
+        axis.plot(steps, [row[key] for row in predicted], style, color=QUIET, label=label)
+    axis.set(xscale="log", yscale="log", xlabel="local steps T", ylim=(0.003, 3))
+    axis.set_xticks(steps, [f"{T}" for T in steps])
+    axis.tick_params(which="minor", labelbottom=False)
+
+
 Fill = Callable[[dict[str, Any], list[Any]], None]
 FIGURES: Mapping[str, tuple[int, Fill]] = {  # columns, and what fills them
     "deviation": (4, _deviation),
@@ -130,4 +166,5 @@ FIGURES: Mapping[str, tuple[int, Fill]] = {  # columns, and what fills them
     "orders": (2, _orders),
     "equations": (4, _equations),
     "growth": (1, _growth),
+    "ratios": (3, _ratios),
 }

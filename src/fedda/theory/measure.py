@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedda.theory import deviation, exact, fits, flows, growth, orders
+from fedda.theory import deviation, exact, fits, flows, growth, orders, ratios
 from fedda.theory.flows import METHODS, Hyper
 from fedda.theory.problems import (
     FAMILIES,
@@ -36,6 +36,9 @@ class Plan(NamedTuple):
     rates: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3)  # eta of F4
     partitions: int = 10  # of the digits
     network_etas: tuple[float, ...] = (0.03, 0.1, 0.3)
+    ratio_rounds: int = 200  # of F13
+    ratio_steps: tuple[int, ...] = (1, 2, 5, 10, 20)
+    ratio_clients: tuple[str, ...] = (ratios.EVERYBODY, ratios.COHORTS)
     learn: bool = True  # whether the network is measured: compiling it takes half a minute
 
 
@@ -52,6 +55,9 @@ def quick(problems: int, seed: int) -> Plan:
         betas=(0.9,),
         clients=(4,),
         rates=(0.1,),
+        ratio_rounds=20,
+        ratio_steps=(1, 5),
+        ratio_clients=(ratios.EVERYBODY,),
         learn=False,
     )
 
@@ -69,6 +75,7 @@ def run(plan: Plan, tell: Callable[[str], None] = lambda stage: None) -> dict[st
             ("orders", _orders),
             ("deviation", _deviation),
             ("growth", _growth),
+            ("ratios", _ratios),
             ("network", _network),
         ):
             if name == "network" and not plan.learn:
@@ -186,6 +193,10 @@ def _deviation(plan: Plan) -> dict[str, Any]:
 def _growth(plan: Plan) -> list[dict[str, Any]]:
     problems = draw("indefinite quadratic", min(plan.problems, plan.solved), 4, plan.seed)
     return [growth.measure(problems, eta, 0.9) for eta in plan.rates]
+
+
+def _ratios(plan: Plan) -> dict[str, Any]:
+    return ratios.measure(plan.ratio_clients, plan.ratio_steps, plan.ratio_rounds, plan.seed)
 
 
 def _network(plan: Plan) -> dict[str, Any]:

@@ -173,30 +173,33 @@ def classifier(clients: int, seed: int) -> Learnt:
     return Learnt(model, held, _softplus, problem, FAMILIES["logistic"])
 
 
-def network(clients: int, examples: int, seed: int) -> Learnt:
-    """The small network in float64 without dropout, and clients with so many digits each.
+def flat(layers: Model, seed: int) -> tuple[Array, Callable[[Array, Array], Array]]:
+    """A model's first parameters as one vector in float64, and the model of such a vector."""
+    params = layers.init(random.key(seed))
+    start, unravel = ravel_pytree(jax.tree.map(lambda leaf: leaf.astype("float64"), params))
+    return start, lambda w, x: layers.apply(unravel(w), x)
 
-    They hold few classes, as dealt out by Dirichlet(0.3).
-    """
+
+def dealt(clients: int, examples: int, seed: int) -> list[tuple[Floats, npt.NDArray[np.int32]]]:
+    """Clients with so many digits each, of few classes, as dealt out by Dirichlet(0.3)."""
     whole = digits.load()
     rows = partition.dirichlet(whole.train_y, clients, 0.3, seed)
     rng = np.random.default_rng(seed)
     held = [rng.choice(each, examples, replace=len(each) < examples) for each in rows]
-    x = [whole.train_x[each] / 16.0 for each in held]
-    y = [whole.train_y[each] for each in held]
-    layers = cnn(whole.train_x.shape[1], 1, digits.NUM_CLASSES)
-    params = layers.init(random.key(seed))
-    start, unravel = ravel_pytree(jax.tree.map(lambda leaf: leaf.astype("float64"), params))
+    return [(whole.train_x[each] / 16.0, whole.train_y[each]) for each in held]
 
-    def apply(w: Array, x: Array) -> Array:
-        return layers.apply(unravel(w), x)
+
+def network(clients: int, examples: int, seed: int) -> Learnt:
+    """The small network in float64 without dropout, and clients with so many digits each."""
+    held = dealt(clients, examples, seed)
+    start, apply = flat(cnn(held[0][0].shape[1], 1, digits.NUM_CLASSES), seed)
 
     def gradient(data: tuple[Array, Array], w: Array) -> Array:
         x, y = data
         return jax.grad(lambda w: losses.cross_entropy(apply(w, x), y).mean())(w)
 
-    data = (jnp.asarray(np.stack(x)), jnp.asarray(np.stack(y)))
-    problem = Problem(data, jnp.full(clients, 1 / clients), start)
+    x, y = (jnp.asarray(np.stack(part)) for part in zip(*held, strict=True))
+    problem = Problem((x, y), jnp.full(clients, 1 / clients), start)
     family = Family(lambda rng, clients: problem, gradient, False)
     model = Model(lambda key: start, apply)
-    return Learnt(model, list(zip(x, y, strict=True)), losses.cross_entropy, problem, family)
+    return Learnt(model, held, losses.cross_entropy, problem, family)

@@ -3,6 +3,7 @@
 from textwrap import fill
 from typing import Any
 
+from fedda.theory import ratios as measured
 from fedda.theory.claims import average, interval, percent, select
 from fedda.theory.deviation import ROUNDS
 
@@ -137,3 +138,24 @@ def rates(found: dict[str, Any]) -> str:
     )
     last = "Where no eigenvalue is negative, lambda+ is an upper bound that nothing comes near."
     return f"{fill(words, 100)}\n\n{table(header, rows)}\n{last}"
+
+
+def ratios(found: dict[str, Any]) -> str:
+    predicted = {row["T"]: row for row in found["ratios"]["predicted"]}
+    rows = [
+        [
+            row["clients"],
+            row["rates"],
+            f"{row['T']}",
+            *(f"{value:.2g}" for value in row["quantiles"]),
+            percent(row["near"]),
+            f"{row['scale']:.3f}",
+            *(f"{predicted[row['T']][key]:.3f}" for key in ("constant", "noise")),
+            percent(row["V = 0"]),
+        ]
+        for row in found["ratios"]["grid"]
+    ]
+    low, high = measured.NEAR
+    header = ["clients", "rates", "T", *(f"{100 * share:g} %" for share in measured.QUANTILES)]
+    header += [f"in [{low:g}, {high:g}]", "P : G", "constant g", "white noise", "V = 0"]
+    return table(header, rows)
