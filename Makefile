@@ -8,11 +8,12 @@ BIN = $(VENV)/bin
 demo: $(VENV)/ready  ## Five algorithms on 100 clients with handwritten digits, a table and a report
 	$(BIN)/fedda compare $(DEMO)
 
+# Tests that share compiled programs are in one file, and so on one worker.
 test: $(VENV)/ready  ## Everything but the slow tests
-	$(BIN)/pytest -n auto --dist loadgroup -m "not slow" $(TESTS)
+	$(BIN)/pytest -n auto --dist loadfile -m "not slow" $(TESTS)
 
 test-slow: $(VENV)/ready
-	$(BIN)/pytest -n auto --dist loadgroup -m slow $(TESTS)
+	$(BIN)/pytest -n auto --dist loadfile -m slow $(TESTS)
 
 test-floor:  ## The numerical tests with the oldest supported JAX, in an environment of its own
 	$(MAKE) VENV=.venv-floor LOCK=requirements-floor.lock .venv-floor/ready

@@ -128,7 +128,7 @@ def base(task: str, name: str, **own: Any) -> config.Config:
     known = algorithms.settings(name, {})
     fixed = {key: value for key, value in study.fixed.items() if key in known}
     published = methods.settings(task).get(name, {}) if study.run else {}
-    values = published | study.run | fixed | own
+    values = {**published, **study.run, **fixed, **own}
     return config.resolve(
         {"task": task, "algorithm": name, "rounds": study.rounds, "seed": study.seeds[0]} | values
     )

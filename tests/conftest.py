@@ -11,10 +11,13 @@ os.environ["XLA_FLAGS"] = (
 )
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
+from jax._src import compiler
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -55,16 +58,70 @@ def fedda(
     return call
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quickly_compiled(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Halves the time to compile, where it matters what a program computes and not how fast.
+# Plain loops, and a program in one piece: the better ones take most of the time to compile.
+QUICK = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
 
-    The proofs of this library's own method are of programs as users run them.
+
+@pytest.fixture(scope="session")
+def quick_options() -> dict[str, Any]:
+    """Those of `QUICK` that this version of XLA has."""
+
+    def known(option: str) -> bool:
+        try:
+            jax.jit(lambda: 0, compiler_options={option: QUICK[option]})()
+        except jax.errors.JaxRuntimeError:
+            return False
+        return True
+
+    return {option: value for option, value in QUICK.items() if known(option)}
+
+
+@contextmanager
+def compiling_quickly(options: dict[str, Any]) -> Iterator[None]:
+    """Takes a third of the time to compile, where it matters what a program computes, not how fast.
+
+    JAX has no setting for all of it, and XLA_FLAGS are those of a whole process.
+    """
+    usual = compiler.get_compile_options
+
+    def quick(*given: Any, **settings: Any) -> Any:
+        found = usual(*given, **settings)
+        found.env_option_overrides = [*found.env_option_overrides, *options.items()]
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiler, "get_compile_options", quick)
+        jax.config.update("jax_disable_most_optimizations", True)
+        yield
+        jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quickly_compiled(
+    request: pytest.FixtureRequest, quick_options: dict[str, Any]
+) -> Iterator[None]:
+    """All but the proofs of this library's own method: these are of programs as users run them.
+
+    So is whatever runs in a process of its own, if it is not asked for `in_quick_processes`.
     """
     as_for_users = request.module.__name__ in ("test_exactness", "test_oracles")
-    jax.config.update("jax_disable_most_optimizations", not as_for_users)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    with nullcontext() if as_for_users else compiling_quickly(quick_options):
+        yield
+
+
+@pytest.fixture
+def quickly(quick_options: dict[str, Any]) -> Iterator[None]:
+    """For single tests of a module whose others are of programs as users run them."""
+    with compiling_quickly(quick_options):
+        yield
+
+
+@pytest.fixture
+def in_quick_processes(monkeypatch: pytest.MonkeyPatch, quick_options: dict[str, Any]) -> None:
+    """The same for processes that a test starts. They have one device, as users have."""
+    flags = [f"--{option}={value}".lower() for option, value in quick_options.items()]
+    monkeypatch.setenv("XLA_FLAGS", " ".join(flags))
+    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
 
 
 _torn_down = itertools.count()
@@ -76,10 +133,3 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
     if next(_torn_down) % 16 == 0 and maps.exists() and maps.read_bytes().count(b"\n") > 30_000:
         jax.clear_caches()
         gc.collect()
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keeps tests that share programs on one worker: a file, or an algorithm's contract."""
-    for item in items:
-        variant = getattr(item, "callspec", None) and item.callspec.params.get("variant")
-        item.add_marker(pytest.mark.xdist_group(f"{item.path.stem} {variant}"))

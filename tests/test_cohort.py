@@ -199,7 +199,7 @@ EPOCH = Plan(20, 1, "epochs")
 
 def waste_of(layout, count, size=100):
     rounds = [(draw_cohort(0, number, len(count), size), EPOCH) for number in range(50)]
-    return padding(layout, rounds, count, count.max())
+    return padding(layout, rounds, count)
 
 
 @pytest.mark.parametrize("devices", [1, 2])

@@ -452,8 +452,15 @@ def test_full_batches_shrink_the_step_of_adam_which_then_grows():
     ratio(after / unit, np.tile(expected, (1, 3)))
 
 
-@pytest.mark.parametrize("name", ["fedda-sgdm", "fedda-adam", "fedda-adagrad"])
-@pytest.mark.parametrize("work", [{"local_unit": "steps"}, {"local_unit": "epochs", "mu": 0.1}])
+@pytest.mark.parametrize(
+    ("name", "work"),
+    [
+        ("fedda-sgdm", {"local_unit": "epochs", "mu": 0.1}),
+        ("fedda-adam", {"local_unit": "steps"}),
+        ("fedda-adagrad", {"local_unit": "epochs", "mu": 0.1}),
+    ],
+    ids=["fedda-sgdm", "fedda-adam", "fedda-adagrad"],
+)
 def test_the_momentum_need_not_be_sent(name, work):
     """A.7: m is linear in M, so what M adds to it can be added by the server."""
     ends = [

@@ -24,13 +24,11 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
 
-@pytest.fixture(autouse=True)
-def as_for_users(monkeypatch: pytest.MonkeyPatch):
-    """No strictness here: an example must run in a plain session, in a process of its own."""
-    monkeypatch.delenv("XLA_FLAGS", raising=False)
+pytestmark = pytest.mark.usefixtures("in_quick_processes")
 
 
 def run_plainly(code: str, cwd: Path) -> str:
+    """No strictness here: an example must run in a plain session, in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-W", "error::DeprecationWarning:fedda", "-c", code],
         cwd=cwd,

@@ -101,7 +101,6 @@ def start(directory: Path, *arguments: str) -> "subprocess.Popen[bytes]":
         "JAX_COMPILATION_CACHE_DIR": str(directory.parent / "cache"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
-    environment.pop("XLA_FLAGS", None)
     return subprocess.Popen(
         [sys.executable, "-m", "fedda.cli", "run", "--quiet", *arguments],
         env=environment,
@@ -114,6 +113,7 @@ def lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
+@pytest.mark.usefixtures("in_quick_processes")
 def test_kill_at_any_moment_and_resume(tmp_path: Path):
     seed = random.randrange(10**6)
     rng = random.Random(seed)

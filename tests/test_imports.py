@@ -65,7 +65,7 @@ MAY_IMPORT = {
     "bench": "api data.shards devices machine models simulate task tree",
     "bench_cases": "bench data inputs losses models task tasks",
     "bench_cli": "bench bench_cases devices errors experiment files machine terminal",
-    "theory": "api data errors losses models simulate",
+    "theory": "api config data errors losses models simulate",
     "theory_cli": "errors experiment files terminal theory",
     "cli": (
         f"{EVERYTHING_ELSE} bench_cli data_cli experiment reproduce_cli sweep sweep_cli terminal "

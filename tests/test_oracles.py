@@ -211,6 +211,7 @@ def test_epochs(name, options):
     check(name, options | ({} if name == "fedavg" else {"mu": 0.5}), **EPOCHS)
 
 
+@pytest.mark.usefixtures("quickly")  # each value of an option is in the test above, too
 @variants(parity=1)
 def test_steps_on_sums_then_full_batches(name, options):
     """The optimiser's state is carried through the switch, and the gradient keeps its scale."""

@@ -434,7 +434,7 @@ def test_the_readme_is_what_its_command_writes():
     assert not results.damaged
     assert results.found
     told = "run `fedda reproduce --write` and commit results/README.md"
-    expected = readme.readme(results, verdicts.read_theory(RESULTS))
+    expected = readme.readme(results, verdicts.read_beside(RESULTS))
     assert (RESULTS / "README.md").read_text() == expected, told
 
 
@@ -447,7 +447,7 @@ def test_every_committed_cell_is_of_some_experiment():
 
 def test_a_readme_has_its_sections_and_more(tmp_path):
     written(tmp_path)
-    text = readme.readme(cells.read_all(tmp_path))
+    text = readme.readme(cells.read_all(tmp_path), verdicts.Beside())
     for experiment in EXPERIMENTS.values():
         assert f"## {experiment.title}\n" in text
     assert "not of the paper's Stack Overflow" in text

@@ -149,7 +149,7 @@ def test_what_was_not_run_is_named_and_not_shown(html):
 
 
 def test_every_verdict_is_told_in_words_and_with_its_evidence(html, results):
-    told = verdicts.verdicts(cells.read_all(results), verdicts.read_theory(results))
+    told = verdicts.verdicts(cells.read_all(results), verdicts.read_beside(results))
     shown = re.findall(r"<li id='(F\d+)'>(.*?)</li>", section(html, "verdicts"), re.DOTALL)
     assert [name for name, _ in shown] == [f"F{number}" for number in range(1, 15)]
     for each, (_, item) in zip(told, shown, strict=True):

@@ -21,10 +21,9 @@ from fedda.data.readers import cifar_python
 
 FILES = os.environ.get("FEDDA_TEST_DATA")
 
-pytestmark = [
-    pytest.mark.skipif(FILES is None, reason="FEDDA_TEST_DATA names no folder with the files"),
-    pytest.mark.xdist_group("real data"),  # they are imported once
-]
+pytestmark = pytest.mark.skipif(
+    FILES is None, reason="FEDDA_TEST_DATA names no folder with the files"
+)
 
 WHERE = {"emnist": ".", "cifar100": "cifar-100-python", "stackexchange": "stackexchange"}
 

@@ -94,23 +94,20 @@ class Batches(NamedTuple):
     computed: np.ndarray  # batches that each would take alone, at least one
 
 
-def batches_of(plan: Plan, count: np.ndarray, most: int) -> Batches:
-    """The work of clients with so many examples, in a federation where one has `most`."""
+def batches_of(plan: Plan, count: np.ndarray) -> Batches:
+    """The work of clients with so many examples."""
     count = np.asarray(count, np.int64)
     if plan.unit == "steps":
         examples = plan.amount * plan.batch * (count > 0)
         computed = np.full_like(count, plan.amount)
-    elif plan.unit == "epochs":
-        examples = plan.amount * count
-        computed = np.maximum(-(-examples // plan.batch), 1)
     else:
-        examples = count
-        computed = np.full_like(count, -(-most // plan.batch))
+        examples = plan.amount * count if plan.unit == "epochs" else count
+        computed = np.maximum(-(-examples // plan.batch), 1)
     return Batches(examples, -(-examples // plan.batch), computed)
 
 
 def padding(
-    layout: Layout, rounds: Iterable[tuple[np.ndarray, Plan]], count: np.ndarray, most: int
+    layout: Layout, rounds: Iterable[tuple[np.ndarray, Plan]], count: np.ndarray
 ) -> dict[str, float]:
     """The share of the computed examples that do not count, over rounds of (cohort, plan).
 
@@ -120,8 +117,8 @@ def padding(
     examples = own = slots = computed = 0
     for cohort, plan in rounds:
         devices, chunks, chunk = layout.places(len(cohort))
-        work = batches_of(plan, count[arrange(cohort, count, layout)], most)
-        nobody = batches_of(plan, np.zeros(devices * chunks * chunk - len(cohort)), most)
+        work = batches_of(plan, count[arrange(cohort, count, layout)])
+        nobody = batches_of(plan, np.zeros(devices * chunks * chunk - len(cohort)))
         taken = np.concatenate([work.computed, nobody.computed]).reshape(-1, chunk).max(1)
         batches = chunk * int(taken.sum())
         computed += batches
@@ -148,7 +145,7 @@ def automatic_chunk(
     most = min(share, max(1, int(room / (8 * model_bytes))))
     drawn = [draw_cohort(0, number, len(count), cohort) for number in range(20)]
     by_size = np.sort(count[np.stack(drawn)])[:, ::-1][:, :: -(-cohort // share)]
-    steps = batches_of(plan, by_size, int(count.max())).computed
+    steps = batches_of(plan, by_size).computed
     alone = OVERHEAD.get(device.platform, OVERHEAD["gpu"])
     chunks = {-(-share // number) for number in range(-(-share // most), share + 1)}
     return min(chunks, key=lambda chunk: (steps[:, ::chunk].sum() * (alone + chunk), -chunk))

@@ -307,7 +307,7 @@ def padding_waste(setup: Setup, seed: int, sample: int = 500) -> dict[str, float
         )
         for number in range(0, setup.rounds, max(1, setup.rounds // sample))
     )
-    return padding(setup.layout, rounds, np.asarray(shards.count), shards.max_count)
+    return padding(setup.layout, rounds, np.asarray(shards.count))
 
 
 def _keys(seeds: Sequence[int]) -> Array:

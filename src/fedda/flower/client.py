@@ -121,8 +121,10 @@ def recall(
         return algorithm.memory(hp, params)
 
     like = jax.eval_shape(at_first)
+    if not jax.tree.leaves(like):
+        return like
     name = f"{KEPT}{order.counted}"
-    if order.counted and jax.tree.leaves(like):
+    if order.counted:
         if name in context.state:
             kept = wire.unpack(context.state.array_records[name], like)
             return jax.tree.map(jnp.asarray, kept)

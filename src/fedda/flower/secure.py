@@ -120,7 +120,7 @@ class Secure(NamedTuple):
     def ranges(self, like: PyTree, plan: Plan) -> PyTree:
         """How large the entries of each leaf may be, of an upload and of what was seen."""
         whole = math.ceil(self.most_weight)
-        visited = float(batches_of(plan, np.array(whole), whole).examples)
+        visited = float(batches_of(plan, np.array(whole)).examples)
         weight = 2.0 ** math.ceil(math.log2(whole))  # so that whole numbers stay whole
 
         def of(part: PyTree) -> PyTree:

@@ -11,7 +11,7 @@ from fedda.paper import experiments, methods, tables
 from fedda.paper.cells import Cell
 from fedda.paper.experiments import Entry
 from fedda.paper.published import OPTIMISERS
-from fedda.paper.tables import Line
+from fedda.paper.tables import Interval, Line
 from fedda.simulate import averaged
 
 
@@ -47,14 +47,19 @@ def reached(cell: Cell, threshold: float) -> float:
     return math.inf
 
 
+def settled(cell: Cell, share: float) -> float:
+    """The first round with so much of what the run itself came to."""
+    return reached(cell, share * end(cell))
+
+
 def saved(ours: float, theirs: float, length: int) -> float:
     """The share of rounds saved; who never arrives is counted as arriving at the end."""
     return 1 - min(ours, length) / min(theirs, length)
 
 
-def first_runs(name: str, found: Sequence[Cell]) -> dict[str, Cell]:
-    """For each algorithm of an experiment, the run of the lowest seed, if there is one."""
-    runs: dict[str, Cell] = {}
+def runs(name: str, found: Sequence[Cell]) -> dict[str, list[Cell]]:
+    """For each algorithm of an experiment, its runs, the lowest seed first, if there are some."""
+    own: dict[str, list[Cell]] = {}
     wanted = {
         stored.group(tables.resolved(cell, None)): cell.algorithm
         for cell in experiments.experiments()[name].entries
@@ -62,19 +67,51 @@ def first_runs(name: str, found: Sequence[Cell]) -> dict[str, Cell]:
     for cell in sorted(found, key=lambda one: one.config.seed):
         algorithm = wanted.get(stored.group(cell.config))
         if algorithm is not None:
-            runs.setdefault(algorithm, cell)
-    return runs
+            own.setdefault(algorithm, []).append(cell)
+    return own
+
+
+def first_runs(name: str, found: Sequence[Cell]) -> dict[str, Cell]:
+    """For each algorithm of an experiment, the run of the lowest seed, if there is one."""
+    return {algorithm: own[0] for algorithm, own in runs(name, found).items()}
+
+
+def end(cell: Cell) -> float:
+    """What a run came to; minus infinity where it did not stay finite."""
+    value = cell.mean()
+    return -math.inf if value is None else value
+
+
+def over_seeds(own: Sequence[Cell]) -> float:
+    """The mean of what runs came to."""
+    return math.fsum(map(end, own)) / len(own)
+
+
+def margin(ours: Sequence[Cell], theirs: Sequence[Cell]) -> Interval:
+    """By how much one method ends above another, over the seeds that both were run with.
+
+    A seed stands for a start and for cohorts, which both methods share: differences are paired.
+    """
+    other = {cell.config.seed: cell for cell in theirs}
+    return tables.interval(
+        [end(cell) - end(other[cell.config.seed]) for cell in ours if cell.config.seed in other]
+    )
 
 
 def series(
     name: str, found: Sequence[Cell], setting: Callable[[Entry], Any]
 ) -> dict[tuple[str, str], list[tuple[Any, float]]]:
-    """By task and algorithm, what was run of an experiment that varies one setting."""
+    """By task and algorithm, what was run of an experiment that varies one setting.
+
+    Runs for which the setting is None are left out.
+    """
     lines = lines_of(name, found)
     series: dict[tuple[str, str], list[tuple[Any, float]]] = {}
     for cell in experiments.experiments()[name].entries:
-        if lines[cell.label].seeds and not math.isnan(value := mean(lines[cell.label])):
-            series.setdefault((cell.task, cell.algorithm), []).append((setting(cell), value))
+        if (at := setting(cell)) is None or not lines[cell.label].seeds:
+            continue
+        if not math.isnan(value := mean(lines[cell.label])):
+            series.setdefault((cell.task, cell.algorithm), []).append((at, value))
     return {key: sorted(points) for key, points in series.items()}
 
 

@@ -1,13 +1,12 @@
 """`README.md` of a results folder: verdicts, then paper beside ours, all from its files."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from fedda.files import write_whole
 from fedda.paper import experiments, verdicts
 from fedda.paper.cells import Cells
 from fedda.paper.tables import section
+from fedda.paper.verdicts import Beside
 
 INTRO = """# Results
 
@@ -22,10 +21,10 @@ finite* counts uploads of clients that were left out for that, and rounds skippe
 """
 
 
-def readme(results: Cells, theory: Mapping[str, Any] | None = None) -> str:
-    """The whole text; `theory` is what `fedda theory` found, if it was run."""
+def readme(results: Cells, beside: Beside) -> str:
+    """The whole text; `beside` is what other commands wrote beside the cells."""
     made = [section(each, results.found) for each in experiments.experiments().values()]
-    parts = [INTRO.strip(), verdicts.section(results, theory), *made, _sources(results)]
+    parts = [INTRO.strip(), verdicts.section(results, beside), *made, _sources(results)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -50,5 +49,5 @@ def _sources(results: Cells) -> str:
 
 def write(folder: Path, results: Cells) -> Path:
     path = folder / "README.md"
-    write_whole(path, readme(results, verdicts.read_theory(folder)))
+    write_whole(path, readme(results, verdicts.read_beside(folder)))
     return path

@@ -17,7 +17,7 @@ from fedda.paper.cells import Cells
 from fedda.paper.experiments import Experiment
 from fedda.paper.panels import Row, title
 from fedda.paper.tables import Line
-from fedda.paper.verdicts import Verdict
+from fedda.paper.verdicts import Beside, Verdict
 
 LONG = 400  # characters, from which on a text is folded
 TITLE = "The FedDA paper, run again"
@@ -39,8 +39,8 @@ BANDS = "Means over seeds; a band spans them, from the lowest to the highest."
 
 def write(folder: Path, directory: Path) -> list[Path]:
     """Writes `results.html`, and its figures as PNG and PDF; gives their paths, the page first."""
-    results, theory = cells.read_all(folder), verdicts.read_theory(folder)
-    if not results.found and theory is None:
+    results, beside = cells.read_all(folder), verdicts.read_beside(folder)
+    if not results.found and beside.theory is None:
         raise InputError(
             f"{folder} holds no finished run and no theory.json: run fedda reproduce digits "
             f"--results {folder}, or give another folder."
@@ -48,13 +48,13 @@ def write(folder: Path, directory: Path) -> list[Path]:
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "results.html"
     made = _Page(results, directory)
-    made.verdicts(theory)
+    made.verdicts(beside)
     made.compared()
     made.curves()
     made.varied()
     made.rates()
     made.others()
-    made.provenance(theory)
+    made.provenance(beside.theory)
     write_whole(path, made.text())
     return [path, *made.files]
 
@@ -89,8 +89,8 @@ class _Page:
 
     # ------------------------------------------------------------------------------------ sections
 
-    def verdicts(self, theory: Mapping[str, Any] | None) -> None:
-        found = verdicts.verdicts(self.results, theory)
+    def verdicts(self, beside: Beside) -> None:
+        found = verdicts.verdicts(self.results, beside)
         count = Counter(each.verdict for each in found)
         words = ", ".join(f"{name} {count[name]}" for name in MARKS if count[name])
         listed = "".join(map(_verdict, found))
