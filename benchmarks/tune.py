@@ -7,8 +7,8 @@
 The rule: of every grid the point with the lowest training loss, averaged over the last rounds and
 over the seeds. The test set is not looked at. Every algorithm has as many points, and the same
 seeds, which are not those of `fedda compare` and `fedda reproduce`. What every point came to is
-written to results/tuning/<task>/<algorithm>.json, which is not trained again if it is there; then
-(or with --choose at once) src/fedda/presets/<task>-<model>.toml is made of these files.
+written to results/tuning/<task>/<algorithm>.json, which is not trained again if it is there. When
+all are, src/fedda/presets/<task>-<model>.toml is made of them; --choose only does that.
 """
 
 import argparse
@@ -128,7 +128,7 @@ def base(task: str, name: str, **own: Any) -> config.Config:
     known = algorithms.settings(name, {})
     fixed = {key: value for key, value in study.fixed.items() if key in known}
     published = methods.settings(task).get(name, {}) if study.run else {}
-    values = {**published, **study.run, **fixed, **own}
+    values = {**algorithms.defaults(name), **published, **study.run, **fixed, **own}
     return config.resolve(
         {"task": task, "algorithm": name, "rounds": study.rounds, "seed": study.seeds[0]} | values
     )
@@ -189,9 +189,14 @@ def main() -> None:
     arguments = parser.parse_args()
     task = arguments.task
     own = {} if arguments.precision is None else {"precision": arguments.precision}
-    names = [name for name in arguments.only.split(",") if name]
-    for name in () if arguments.choose else names or STUDIES[task].algorithms or algorithms.names():
+    every = STUDIES[task].algorithms or algorithms.names()
+    names = [name for name in arguments.only.split(",") if name] or every
+    for name in () if arguments.choose else names:
         tune(task, name, arguments.results, **own)
+    missing = [name for name in every if not (arguments.results / task / f"{name}.json").exists()]
+    if missing:
+        print(f"no presets before these are tuned: {', '.join(missing)}")
+        return
     path = config.PRESETS / f"{task}-{config.resolve({'task': task}).model}.toml"
     write_whole(path, preset(task, arguments.results))
     print(f"written to {path}")

@@ -92,8 +92,11 @@ def compiling_quickly(options: dict[str, Any]) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiler, "get_compile_options", quick)
         jax.config.update("jax_disable_most_optimizations", True)
-        yield
-        jax.config.update("jax_disable_most_optimizations", False)
+        try:
+            yield
+        finally:
+            jax.config.update("jax_disable_most_optimizations", False)
+            jax.clear_caches()  # nobody else is to run these programs
 
 
 @pytest.fixture(scope="module", autouse=True)

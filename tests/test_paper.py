@@ -17,7 +17,18 @@ from scipy.stats import t as student
 
 from fedda import algorithms, config, reproduce
 from fedda.errors import InputError
-from fedda.paper import cells, choice, claims, experiments, published, readme, tables, verdicts
+from fedda.paper import (
+    cells,
+    choice,
+    claims,
+    evidence,
+    experiments,
+    methods,
+    published,
+    readme,
+    tables,
+    verdicts,
+)
 from fedda.paper.claims import Claims
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -436,6 +447,45 @@ def test_the_readme_is_what_its_command_writes():
     told = "run `fedda reproduce --write` and commit results/README.md"
     expected = readme.readme(results, verdicts.read_beside(RESULTS))
     assert (RESULTS / "README.md").read_text() == expected, told
+
+
+def test_the_page_of_the_project_says_what_the_cells_do():
+    """Its table of CIFAR-100: the numbers of two papers, and ours."""
+    text = (RESULTS.parent / "README.md").read_text()
+    found = {
+        line.label: line
+        for line in tables.lines(EXPERIMENTS["table2"], cells.read_all(RESULTS).found)
+    }
+    columns = [found[f"{method}, {name}"] for method in ("FedDA", "FedOpt")
+               for name in methods.OPTIMISER_NAMES.values() if name != "Yogi"]  # fmt: skip
+
+    def row(name, values):
+        return f"| {name} | {' | '.join(values)} |\n"
+
+    for first, method in ((0, "FedDA"), (3, "FedOpt")):
+        own = columns[first : first + 3]
+        assert row(f"{method}, ours", [f"{each.ours.mean:.4f}" for each in own]) in text
+        where = "in its paper" if method == "FedDA" else "in FedDA's paper"
+        assert row(f"{method}, {where}", [f"{each.paper:.3f}" for each in own]) in text
+    assert row("FedOpt, by its authors", [f"{each.elsewhere:.3f}" for each in columns[3:]]) in text
+    average = found["FedAvg"]
+    assert f"{average.elsewhere:.3f}, ours {average.ours.mean:.4f}" in " ".join(text.split())
+    assert {each.seeds for each in (*columns, average)} == {1}, "then say so on the page"
+    known = [*columns[3:], average]
+    assert all(abs(each.ours.mean - each.elsewhere) < 0.01 for each in known), "within a point"
+    assert all(0.08 < each.elsewhere - each.paper < 0.18 for each in known)
+    ahead = [
+        ours.ours.mean > theirs.ours.mean
+        for ours, theirs in zip(columns[:3], columns[3:], strict=True)
+    ]
+    assert ahead == [False, False, True]
+    runs = evidence.runs("tuned", cells.read_all(RESULTS).found)
+    best = max(set(runs) - set(experiments.FEDDA), key=lambda name: evidence.over_seeds(runs[name]))
+    assert best == "fedopt-adagrad"
+    margins = [evidence.margin(runs[name], runs[best]) for name in experiments.FEDDA]
+    assert all(0.003 <= round(-each.mean, 3) <= 0.005 for each in margins)
+    assert [abs(each.mean) > each.half for each in margins] == [True, True, False]
+    assert {len(runs[name]) for name in (*experiments.FEDDA, best)} == {3}
 
 
 def test_every_committed_cell_is_of_some_experiment():

@@ -25,13 +25,13 @@ def entries(name, **wanted):
     ]
 
 
-def make(folder, entry, values, seed=0, losses=LOSSES, **own):
+def make(folder, entry, values, seed=0, losses=LOSSES, at=None, **own):
     """A finished run whose metric took these values, at equal distances from round 0 to the last.
 
     A round sends one megabyte up and two down.
     """
     chosen = tables.resolved(entry, None, seed=seed, **own)
-    at = np.linspace(0, chosen.rounds, len(values)).astype(int)
+    at = np.linspace(0, chosen.rounds, len(values)).astype(int) if at is None else at
     rows = [
         {"round": int(number), "train_loss": loss, "loss": 1.0, "accuracy": value}
         for number, value, loss in zip(at, values, [None, *losses], strict=False)
@@ -138,7 +138,7 @@ def test_what_was_not_run_is_named_and_not_shown(html):
         "curves of CIFAR-100",
         "Table 6 on CIFAR-100, Stack Exchange;",
         "Table 11 on EMNIST, CIFAR-100, Stack Exchange;",
-        "Full-batch rounds",
+        "EMNIST with tuned rates",
     ):
         assert words in gone
     for words in ("Table 3", "EMNIST;", "Figure 6", "Figure 5:", "Handwritten"):
@@ -229,6 +229,14 @@ def test_an_empty_folder_is_a_message_and_theory_alone_a_page(tmp_path):
 
 
 # --------------------------------------------------------------------------------------- the curves
+
+
+def test_a_curve_leaves_out_the_many_evaluations_of_the_last_rounds(tmp_path):
+    entry = entries("table3", algorithm="fedda-sgdm")[0]
+    at = [0, 750, 1400, 1410, 1500]
+    make(tmp_path, entry, (0.1, 0.2, 0.3, 0.4, 0.5), losses=(1.0,) * 4, at=at)
+    metric, *_ = panels.training("table3", found(tmp_path))
+    assert list(metric.panels[0].lines[0].curve.x) == [0, 750, 1400, 1500]
 
 
 def test_curves_are_means_over_seeds(results):

@@ -111,6 +111,7 @@ def run(
             "training": seconds,
         },
         "data": dict(problem.data),
+        "precision": config.precision,
         "device": experiment.device(),
         "versions": experiment.versions(),
         "commit": experiment.commit(),

@@ -24,7 +24,8 @@ Options (all):
     sends     both: W and M. model: W alone. As m is linear in M, clients that begin at m = 0 upload
               what they would without M, and beta1^T; the server adds beta1^T M. The numbers are the
               same, down is half, and all that is uploaded is of this round.
-    momentum  kept: as above. restarted: M <- 0 after every round, an ablation.
+    momentum  kept: as above. restarted: M <- 0 after every round, an ablation. As m has to grow
+              anew, the steps of the server are shorter then.
 Options (adam, adagrad):
     units     grad: s = server_lr client_lr, e = eps, as printed. delta: s = server_lr,
               e = eps / client_lr, the units of FedOpt, whose momentum is one of model differences.

@@ -12,7 +12,8 @@ from fedda.paper.cells import Cell
 from fedda.paper.experiments import Entry
 from fedda.paper.published import OPTIMISERS
 from fedda.paper.tables import Interval, Line
-from fedda.simulate import averaged
+
+OWN = 0.95  # of what a run itself came to: then it has arrived
 
 
 def lines_of(name: str, found: Sequence[Cell]) -> dict[str, Line]:
@@ -47,27 +48,30 @@ def reached(cell: Cell, threshold: float) -> float:
     return math.inf
 
 
-def settled(cell: Cell, share: float) -> float:
-    """The first round with so much of what the run itself came to."""
-    return reached(cell, share * end(cell))
+def saved(ours: Cell, theirs: Cell, threshold: float | None = None) -> float:
+    """The share of rounds saved to a threshold, or to most of what each run itself came to.
+
+    Who never arrives is counted as arriving at the end.
+    """
+    at = [
+        min(reached(each, OWN * end(each) if threshold is None else threshold), each.config.rounds)
+        for each in (ours, theirs)
+    ]
+    return 1 - at[0] / at[1]
 
 
-def saved(ours: float, theirs: float, length: int) -> float:
-    """The share of rounds saved; who never arrives is counted as arriving at the end."""
-    return 1 - min(ours, length) / min(theirs, length)
-
-
-def runs(name: str, found: Sequence[Cell]) -> dict[str, list[Cell]]:
-    """For each algorithm of an experiment, its runs, the lowest seed first, if there are some."""
-    own: dict[str, list[Cell]] = {}
-    wanted = {
-        stored.group(tables.resolved(cell, None)): cell.algorithm
-        for cell in experiments.experiments()[name].entries
-    }
-    for cell in sorted(found, key=lambda one: one.config.seed):
-        algorithm = wanted.get(stored.group(cell.config))
-        if algorithm is not None:
-            own.setdefault(algorithm, []).append(cell)
+def runs(
+    name: str,
+    found: Sequence[Cell],
+    key: Callable[[Entry], Any] = lambda entry: entry.algorithm,
+) -> dict[Any, list[Cell]]:
+    """The runs of an experiment's entries, each entry's lowest seed first, if there are some."""
+    own: dict[Any, list[Cell]] = {}
+    in_order = sorted(found, key=lambda cell: cell.config.seed)
+    for entry in experiments.experiments()[name].entries:
+        group = stored.group(tables.resolved(entry, None))
+        if cells := [cell for cell in in_order if stored.group(cell.config) == group]:
+            own[key(entry)] = cells
     return own
 
 
@@ -87,15 +91,20 @@ def over_seeds(own: Sequence[Cell]) -> float:
     return math.fsum(map(end, own)) / len(own)
 
 
-def margin(ours: Sequence[Cell], theirs: Sequence[Cell]) -> Interval:
-    """By how much one method ends above another, over the seeds that both were run with.
-
-    A seed stands for a start and for cohorts, which both methods share: differences are paired.
-    """
+def pairs(ours: Sequence[Cell], theirs: Sequence[Cell]) -> list[tuple[Cell, Cell]]:
+    """The runs of shared seeds: a seed stands for a start and for cohorts, which both share."""
     other = {cell.config.seed: cell for cell in theirs}
-    return tables.interval(
-        [end(cell) - end(other[cell.config.seed]) for cell in ours if cell.config.seed in other]
-    )
+    return [(cell, other[cell.config.seed]) for cell in ours if cell.config.seed in other]
+
+
+def margin(ours: Sequence[Cell], theirs: Sequence[Cell]) -> Interval:
+    """By how much one method ends above another, over the seeds that both were run with."""
+    return tables.interval([end(own) - end(other) for own, other in pairs(ours, theirs)])
+
+
+def signed(margin: Interval) -> str:
+    half = "" if margin.half is None else f" ± {margin.half:.2g}"
+    return f"{margin.mean:+.2g}{half}"
 
 
 def series(
@@ -140,12 +149,12 @@ def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float:
     return float(a @ b) / below if below else math.nan
 
 
-def late_spread(cell: Cell) -> float:
+def late_spread(cell: Cell, rounds: int) -> float:
+    """The standard deviation of the metric over the last rounds."""
     history = cell.content["history"]
-    first = cell.config.rounds - averaged(cell.config.rounds)
     late = [
         value
         for number, value in zip(history["round"], history[cell.content["metric"]], strict=True)
-        if number >= first and value is not None
+        if number > cell.config.rounds - rounds and value is not None
     ]
     return float(np.std(late)) if len(late) > 1 else math.nan

@@ -4,6 +4,7 @@ Of runs that differ in precision or data, those of the most seeds are drawn.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -121,16 +122,35 @@ def _round(row: dict[str, Any]) -> float:
 
 
 def _as_run(cell: Cell, method: str) -> results.Run:
-    """A cell as what `results.curves` takes; every round sends as much as any other."""
+    """A cell as what `results.curves` takes; every round sends as much as any other.
+
+    The many evaluations of the last rounds are for means: a curve has them at equal distances.
+    """
     content = cell.content
     sent = {way: content[way] / cell.config.rounds for way in ("bytes_down", "bytes_up")}
     history = content["history"]
     rows = [dict(zip(history, row, strict=True)) for row in zip(*history.values(), strict=True)]
-    evaluations = [
-        row | {way: number * row["round"] for way, number in sent.items()} for row in rows
-    ]
+    evaluations, since = [], list[dict[str, Any]]()
+    for row in rows:
+        since.append(row)
+        if row["round"] % cell.config.eval_every == 0 or row["round"] == cell.config.rounds:
+            sums = {way: number * row["round"] for way, number in sent.items()}
+            evaluations.append(row | sums | {"train_loss": _loss_of(since)})
+            since = [row]
     own = {"algorithm": method, "task": cell.config.task, "seed": cell.config.seed}
     return results.Run(cell.path, own, evaluations, None, [])
+
+
+def _loss_of(rows: Sequence[dict[str, Any]]) -> float | None:
+    """The mean training loss from the first row to the last; each has that since the one before."""
+    if len(rows) == 1:
+        return rows[0]["train_loss"]
+    known = [
+        (after["round"] - before["round"], after["train_loss"]) for before, after in pairwise(rows)
+    ]
+    if any(loss is None for _, loss in known):
+        return None
+    return sum(rounds * loss for rounds, loss in known) / sum(rounds for rounds, _ in known)
 
 
 # ----------------------------------------------------------------------------- against one setting
