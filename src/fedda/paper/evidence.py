@@ -66,13 +66,14 @@ def runs(
     key: Callable[[Entry], Any] = lambda entry: entry.algorithm,
 ) -> dict[Any, list[Cell]]:
     """The runs of an experiment's entries, each entry's lowest seed first, if there are some."""
-    own: dict[Any, list[Cell]] = {}
-    in_order = sorted(found, key=lambda cell: cell.config.seed)
-    for entry in experiments.experiments()[name].entries:
-        group = stored.group(tables.resolved(entry, None))
-        if cells := [cell for cell in in_order if stored.group(cell.config) == group]:
-            own[key(entry)] = cells
-    return own
+    by_group: dict[str, list[Cell]] = {}
+    for cell in sorted(found, key=lambda cell: cell.config.seed):
+        by_group.setdefault(stored.group(cell.config), []).append(cell)
+    own = {
+        key(entry): by_group.get(stored.group(tables.resolved(entry, None)), [])
+        for entry in experiments.experiments()[name].entries
+    }
+    return {entry: cells for entry, cells in own.items() if cells}
 
 
 def first_runs(name: str, found: Sequence[Cell]) -> dict[str, Cell]:
