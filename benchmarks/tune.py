@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedda import algorithms, config, sweep
+from fedda.errors import unknown
 from fedda.files import write_whole
 from fedda.paper import methods
 
@@ -191,6 +192,9 @@ def main() -> None:
     own = {} if arguments.precision is None else {"precision": arguments.precision}
     every = STUDIES[task].algorithms or algorithms.names()
     names = [name for name in arguments.only.split(",") if name] or every
+    for name in names:
+        if name not in every:
+            parser.error(str(unknown(f"algorithm to tune on {task}", name, every)))
     for name in () if arguments.choose else names:
         tune(task, name, arguments.results, **own)
     missing = [name for name in every if not (arguments.results / task / f"{name}.json").exists()]

@@ -479,6 +479,10 @@ def test_the_page_of_the_project_says_what_the_cells_do():
         for ours, theirs in zip(columns[:3], columns[3:], strict=True)
     ]
     assert ahead == [False, False, True]
+    printed = [
+        ours.paper > theirs.elsewhere for ours, theirs in zip(columns[:3], known[:3], strict=True)
+    ]
+    assert printed == ahead, "what FedDA's paper prints, against FedOpt's authors"
     runs = evidence.runs("tuned", cells.read_all(RESULTS).found)
     best = max(set(runs) - set(experiments.FEDDA), key=lambda name: evidence.over_seeds(runs[name]))
     assert best == "fedopt-adagrad"

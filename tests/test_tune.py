@@ -65,6 +65,18 @@ def test_the_best_has_the_lowest_training_loss_of_all_points(tune, path):
     assert found["best"]["train_loss"] == min(losses)
 
 
+def test_a_wrong_name_is_refused_before_anything_is_trained(tune, tmp_path, monkeypatch, capsys):
+    words = ["tune.py", "emnist", "--only", "fedavg,fedavgg", "--results", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", words)
+    with pytest.raises(SystemExit):
+        tune.main()
+    assert (
+        "unknown algorithm to tune on emnist 'fedavgg'. Did you mean fedavg"
+        in capsys.readouterr().err
+    )
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_method_is_tuned_once(tune, tmp_path, monkeypatch, capsys):
     """On few rounds of the digits: what is written chooses the preset, and is not made again."""
     monkeypatch.setattr(
