@@ -61,11 +61,32 @@ def text_grid(name: str) -> Grid:
     }
 
 
+def powers(centre: float, *exponents: float) -> list[float]:
+    return [float(f"{centre * 10**each:.3g}") for each in exponents]
+
+
+def autoencoder_grid(name: str) -> Grid:
+    """24 points: losses summed over a batch want large rates, unless a step is normalised."""
+    fields = algorithms.get(name).Hyper._fields
+    thirds = {
+        "beta1": [0.9, 0.99],
+        "beta": [0.5, 0.9],
+        "gamma": [0.5, 0.9],
+        "eps": [1e-3, 1e-2],
+    }
+    third = next({key: thirds[key]} for key in ("eps", *thirds) if key in fields)
+    adapts = "eps" in fields
+    if "server_lr" not in fields:  # mfl
+        centre = -2.75 if adapts else 0.0
+        return {"client_lr": powers(10**centre, *(k / 4 for k in range(-5, 7)))} | third
+    if name.startswith("fedda") and adapts:
+        return {"client_lr": [3.16, 10.0, 31.6], "server_lr": [0.00316, 0.01, 0.0316, 0.1]} | third
+    rates = [0.001, 0.00316, 0.01, 0.0316] if adapts else [1.0, 3.16, 10.0, 31.6]
+    return {"client_lr": rates, "server_lr": [0.316, 1.0, 3.16]} | third
+
+
 def grid_around(task: str) -> Callable[[str], Grid]:
     """24 points around the rates that the method has in the paper's table of this task."""
-
-    def powers(centre: float, *exponents: float) -> list[float]:
-        return [float(f"{centre * 10**each:.3g}") for each in exponents]
 
     def grid(name: str) -> Grid:
         own = config.resolve({"task": task, "algorithm": name} | methods.settings(task)[name])
@@ -112,6 +133,19 @@ STUDIES = {
     "digits": Study(200, (100, 101), digits_grid),
     "emnist": Study(150, (100,), grid_around("emnist"), OF_THE_PAPER, IMAGES),
     "cifar100": Study(300, (100,), grid_around("cifar100"), OF_THE_PAPER, IMAGES),
+    "emnist-autoencoder": Study(
+        150,
+        (100,),
+        autoencoder_grid,
+        # Those without published rates for this task.
+        tuple(
+            f"{method}-{optimiser}"
+            for method in ("fedda", "mimelite", "mfl", "fedlocal")
+            for optimiser in ("sgdm", "adam", "adagrad")
+        ),
+        {"pipeline": "fedopt"},
+        {"units": "delta"},
+    ),
     "stackexchange": Study(
         200,
         (100,),
