@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import fedda as package
 from fedda import algorithms, cli
 
 QUICK = ["model=linear", "clients=12", "cohort=3", "rounds=4", "eval_every=2"]
@@ -25,6 +26,7 @@ def test_compare_prints_a_table_and_writes_a_report(fedda, tmp_path: Path):
         assert re.search(rf"^ *{name} ", out, re.MULTILINE), "full names at 80 columns"
         assert f"{name}, seed 1: round 4/4 loss " in err
     assert "…" not in out
+    assert "± 95 % interval over 2 seeds" in out
     assert max(map(len, out.splitlines())) <= 80
     for name in ("report.html", "table.md", "metric.png", "metric.pdf"):
         assert (tmp_path / "cmp" / name).stat().st_size > 500
@@ -40,6 +42,55 @@ def test_compare_gives_each_algorithm_the_settings_it_has(fedda, tmp_path: Path)
     assert code == 0
     assert "\neps" not in (tmp_path / "cmp/fedavg-seed0/config.toml").read_text()
     assert "eps = 0.5" in (tmp_path / "cmp/fedda-adam-seed0/config.toml").read_text()
+
+
+def test_compare_tells_whom_a_setting_is_given_to(fedda):
+    words = ["fedavg", "fedda-sgdm", "fedda-adam", *QUICK, "rounds=2", "eps=0.5", "mu=0.1", "-q"]
+    _, _, err = fedda("compare", *words, "--out", "cmp")
+    told = [line for line in err.splitlines() if "given to" in line]
+    assert told == [
+        "eps is given to fedda-adam: the others have no such setting.",
+        "mu is given to fedda-sgdm, fedda-adam: the others have no such setting.",
+    ]
+
+
+def test_compare_writes_only_into_what_is_empty_or_a_comparison(fedda, tmp_path: Path):
+    words = ["fedavg", *QUICK, "-q", "--out", "mine"]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/notes.txt").write_text("mine")
+    (tmp_path / "mine/my-seed0").mkdir()
+    code, _, err = fedda("compare", *words)
+    assert code == 2
+    assert "mine is not empty. Give another --out, or that of a comparison to finish." in err
+    assert len(list((tmp_path / "mine").iterdir())) == 2
+    (tmp_path / "mine/my-seed0").rename(tmp_path / "mine/fedprox-seed0")  # as left by a kill
+    assert fedda("compare", *words)[0] == 0
+    (tmp_path / "file").touch()
+    assert "file is a file. Give another --out" in fedda("compare", "--out", "file")[2]
+
+
+def test_rounds_to_a_threshold_are_shown_only_of_runs_that_have_one_to_reach(fedda):
+    _, out, _ = fedda("run", *QUICK, "-q", "--out", "both/one")
+    assert "fedda-sgdm" in out
+    assert "rounds" not in out, "5 % short of itself says nothing"
+    assert re.search(
+        r"^ +rounds .*\n.* to\b", fedda("report", "both", "--threshold", "0.5")[1], re.M
+    )
+    fedda("run", *QUICK, "algorithm=fedavg", "-q", "--out", "both/other")
+    assert re.search(r"^ .*\brounds\b", fedda("report", "both")[1], re.M)
+
+
+def test_the_version(fedda):
+    assert fedda("--version") == (0, f"fedda {package.__version__}\n", "")
+
+
+def test_help_lists_the_commands_as_a_user_meets_them(fedda):
+    _, out, _ = fedda("--help")
+    listed = re.findall(r"^\W ([a-z]+)  +[A-Z]", out, re.M)
+    assert listed[:3] == ["run", "compare", "report"]
+    assert listed == list(cli.ORDER)
+    words = re.findall(r"[\w.,]+", fedda("compare", "--help")[1])
+    assert "A new directory, or a comparison to finish." in " ".join(words)
 
 
 def test_run_with_a_file_and_json(fedda, tmp_path: Path):
@@ -122,16 +173,29 @@ def test_algorithms_lists_all_and_shows_each(fedda):
         (["run", "devices=99"], "devices must be at most"),
         (["run", "nothing.toml"], "there is no configuration file nothing.toml"),
         (["run", "what"], "expected one CONFIG.toml at most"),
+        (["run", "digits", "fedavg"], "Did you mean task=digits algorithm=fedavg?"),
+        (["run", "algoritm=fedavg"], "fedda: unknown setting 'algoritm'. Did you mean algorithm?"),
         (["run", "--resume", "."], "is not a run directory"),
         (["compare", "fedavgg"], "unknown algorithm 'fedavgg'. Did you mean fedavg"),
         (["compare", "algorithm=fedavg"], "compare takes algorithms by name"),
-        (["compare", "fedavg", "mu=1"], "unknown setting 'mu'"),
+        (
+            ["compare", "fedavg", "scaffold", "mu=1"],
+            "none of the compared algorithms has the setting 'mu'. It is a setting of fedda-sgdm, ",
+        ),
         (["compare", "seed=x"], "seed must be a whole number, got 'x'"),
         (["compare", "fedavg", "--all"], "give names of algorithms or --all"),
         (["run", "checkpoint_every=0"], "checkpoint_every must be at least 1"),
         (["run", "partition_seed=-1"], "partition_seed must be at least 0"),
         (["run", "--resume", "a", "--out", "b"], "--resume continues in its own directory"),
-        (["run", "--out", "/proc/none"], "/proc/none"),
+        (
+            ["run", "--out", "/proc/none"],
+            "cannot write to /proc/none (No such file or directory). Give another --out.",
+        ),
+        (["compare", "--out", "/proc/none"], "(No such file or directory). Give another --out."),
+        (
+            ["sweep", "--seeds", "2", "--out", "/proc/none"],
+            "cannot write to /proc/none (No such file or directory). Give another --out.",
+        ),
         (["compare", "epz=1"], "unknown setting 'epz'. Did you mean eps"),
         (["report", "."], "holds no metrics.jsonl"),
         (["algorithms", "fedadam"], "unknown algorithm 'fedadam'. Did you mean"),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedda import algorithms, config
-from fedda.errors import InputError
+from fedda.errors import InputError, writing
 
 
 def test_files_and_words_override_presets_which_override_defaults():
@@ -76,9 +76,15 @@ def test_words():
     ("values", "message"),
     [
         ({"algorithm": "fedavgg"}, "unknown algorithm 'fedavgg'. Did you mean fedavg"),
-        ({"round": 3}, "unknown setting of fedda-sgdm or digits 'round'. Did you mean rounds"),
-        ({"eps": 0.1}, "unknown setting of fedda-sgdm or digits 'eps'"),
-        ({"augment": True}, "unknown setting of fedda-sgdm or digits 'augment'"),
+        ({"round": 3}, "unknown setting 'round'. Did you mean rounds"),
+        (
+            {"eps": 0.1},
+            "fedda-sgdm on digits has no setting 'eps'. It is a setting of .*fedda-adam.* 7 more",
+        ),
+        (
+            {"augment": True},
+            r"fedda-sgdm on digits has no setting 'augment'. It is a setting of cifar100\.$",
+        ),
         ({"task": "cifar"}, "unknown task 'cifar'. Did you mean cifar100"),
         ({"task": "cifar100", "augment": 1}, "augment must be true or false, got 1"),
         ({"task": "cifar100", "l2": True}, "l2 must be a number, got True"),
@@ -118,3 +124,14 @@ def test_bad_files_and_words(tmp_path: Path):
         config.read(tmp_path / "bad.toml")
     with pytest.raises(InputError, match="a setting must look like key=value, got '=3'"):
         config.parse(["=3"])
+
+
+def test_what_cannot_be_written_is_told_with_the_option_that_named_it(tmp_path: Path):
+    (tmp_path / "file").touch()
+    told = r"cannot write to .*/file/run \(Not a directory\)\. Give another --out\.$"
+    with pytest.raises(InputError, match=told), writing("--out"):
+        (tmp_path / "file" / "run").mkdir()
+    for error in (PermissionError(13, "no", str(tmp_path / "file")), OSError(28, "full")):
+        with pytest.raises(type(error)) as raised, writing("--out"):
+            raise error  # a file that may be one to read, or no file at all
+        assert raised.value is error

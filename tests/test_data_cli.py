@@ -164,6 +164,11 @@ def test_data_show(fedda, tmp_path):
     assert (tmp_path / "p.pdf").read_bytes()[:4] == b"%PDF"
 
 
+def test_help_says_that_data_show_writes_a_file_and_where(fedda):
+    help_text = " ".join(fedda("data", "show", "--help")[1].split())
+    assert "goes into a file in the current folder, or the one that --picture names" in help_text
+
+
 def test_data_show_says_how_the_clients_came_about(fedda, tmp_path):
     """CIFAR-100 for Python knows no clients, so the task's own partition becomes Pachinko."""
     rng = np.random.default_rng(0)
@@ -210,7 +215,9 @@ def test_data_show_says_where_counts_end(fedda, tmp_path):
         (["import", "a/b", "nowhere"], "'a/b' cannot be the name of a data set"),
         (["verify", "emnist"], "the data set emnist (handwritten digits and letters of 3,400 wr"),
         (["verify", "emist"], "unknown data set 'emist'. Did you mean emnist"),
+        (["verify", "mine"], "Import it: fedda data import mine PATH"),
         (["show", "digits", "--picture", "a.xyz"], "must be a .png or .pdf file"),
+        (["show", "digits", "--picture", "/proc/a.png"], "cannot write to /proc/a.png"),
         (
             ["show", "emnist-digts"],
             "unknown task or data set 'emnist-digts'. Did you mean emnist-d",

@@ -224,3 +224,20 @@ def test_a_diverging_run_is_written_as_null_and_counted(tmp_path: Path):
     assert "Infinity" not in rows
     summary = json.loads((tmp_path / "wild" / "summary.json").read_text())
     assert summary["nonfinite_clients"] + summary["skipped_rounds"] > 0
+
+
+def test_a_checkpoint_that_has_no_room_is_left_out_and_told(tmp_path, monkeypatch):
+    """The disk is full in the first half of the run; the run goes on, and can be continued."""
+    room = iter([100, 100, 100])
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(
+        "fedda.checkpoint.shutil.disk_usage",
+        lambda path: usage._replace(free=next(room, usage.free)),
+    )
+    outcome = experiment.run(config.resolve(SMALL), tmp_path / "run")
+    assert len(outcome.notes) == 3
+    assert outcome.notes[0].startswith("no checkpoint of round 0: it takes ")
+    assert outcome.notes[0].endswith(" GB, and 1e-07 GB are free")
+    kept = sorted(int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert kept == [8, 10, 12]
+    assert outcome.result.history[-1]["round"] == SMALL["rounds"]

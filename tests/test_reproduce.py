@@ -70,7 +70,7 @@ def test_a_table_and_one_more_seed(fedda, tmp_path):
     }
     code, out, err = fedda(*words, "--quiet")
     assert (code, err) == (0, "")
-    code, out, err = fedda(*words, "--seeds", "2", "--write")
+    code, out, err = fedda(*words, "--seeds", "2")
     assert code == 0
     assert "seed 0: accuracy" not in err
     assert err.count("seed 1: accuracy") == 2
@@ -79,6 +79,7 @@ def test_a_table_and_one_more_seed(fedda, tmp_path):
     after = {path: path.stat().st_mtime_ns for path in (tmp_path / "results/cells").rglob("*.json")}
     assert len(after) == 4
     assert before.items() <= after.items(), "the first are as they were"
+    assert fedda("--write")[0] == 0
     assert (tmp_path / "results/README.md").read_text().startswith("# Results")
     assert not list((tmp_path / "results/.work").glob("fed*")), "no claim and no work is left"
     assert fedda("digits", "--rounds", "3", "--only", "fedavg", "-q")[0] == 0
@@ -97,13 +98,35 @@ def test_a_run_is_added_and_found(fedda, tmp_path, monkeypatch):
     assert "1 of 1 runs are done" in out
 
 
-def test_without_its_data_a_table_is_printed_and_the_way_to_get_them(fedda):
-    code, out, err = fedda("table9", "--only", "emnist,cifar100", "-q")
+def test_a_folder_of_runs_is_added_as_one_of_them_is(fedda, tmp_path):
+    for name in ("fedavg", "fedprox"):
+        run = config.resolve({"rounds": 2, "algorithm": name})
+        experiment.run(run, tmp_path / "cmp" / name)
+    code, out, _ = fedda("--add", "cmp")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == ["cmp/fedavg", "cmp/fedprox"]
+    assert len(names(tmp_path / "results")) == 2
+
+
+def test_without_its_data_the_way_to_get_them_is_the_last_that_is_said(fedda):
+    code, out, err = fedda("table9", "--only", "emnist,cifar100")
     assert code == 2
-    for task in ("emnist", "cifar100"):
-        assert err.count(f"{task}: the data set {task}") == 1, "each once"
-    assert "0 of 8 runs are done, 8 are missing." in out
-    assert "0.861" in out
+    missing = ["emnist: the data set emnist", "cifar100: the data set cifar100"]
+    said = [line.split(" (")[0] for line in err.splitlines()]
+    assert said == [*missing, f"fedda: {missing[0]}", missing[1]], "at once, and at the end"
+    assert out == "0 of 8 runs are done, 8 are missing.\n", "no table of nothing"
+
+
+def test_what_can_be_run_is_shown_before_what_cannot(fedda):
+    code, out, err = fedda("digits", "table3", "--rounds", "2", "--only", "fedavg")
+    assert code == 2
+    assert re.search(r"FedAvg .*\d\.\d{4} ", out)
+    assert "1 of 2 runs are done, 1 are missing." in out
+    assert err.splitlines()[-1].startswith("fedda: emnist: the data set emnist")
+
+
+def test_help_speaks_of_runs(fedda):
+    assert "cell" not in fedda("--help")[1]
 
 
 @pytest.mark.parametrize(
@@ -113,13 +136,19 @@ def test_without_its_data_a_table_is_printed_and_the_way_to_get_them(fedda):
         (["table22"], "unknown experiment 'table22'. Did you mean table2"),
         (["table2", "--only", "fedavgg"], "'fedavgg'. Did you mean fedavg"),
         (["--add"], "--add needs directories"),
-        (["--add", "nothing"], "there is no configuration file nothing/config.toml"),
-        (["digits", "--precision", "bf17", "--only", "fedavg"], "unknown precision 'bf17'"),
+        (
+            ["--add", "nothing"],
+            "nothing holds no run: expected a directory that fedda run wrote to",
+        ),
+        (["digits", "--only", "fedavg", "--write"], "leave out --rounds and --only"),
+        (["digits", "--rounds", "2", "--report", "page"], "leave out --rounds and --only"),
+        (["table3", "--precision", "bf17"], "fedda: unknown precision 'bf17'"),
+        (["digits", "--results", "/proc/none"], "cannot write to /proc/none (No such file or dir"),
     ],
 )
 def test_wrong_input_is_a_message(fedda, words, message):
-    code, _, err = fedda(*words)
-    assert code == 2
+    code, out, err = fedda(*words)
+    assert (code, out) == (2, "")
     assert message in err
     assert "Traceback" not in err
 
@@ -190,11 +219,11 @@ def test_what_another_process_is_at_is_left_to_it(tmp_path):
 
 def test_a_run_that_cannot_be_made_does_not_stop_the_others(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDDA_DATA", str(tmp_path / "none"))
-    outcome, told = filled(tmp_path, tiny(cohort=99), tiny(task="emnist", model="cnn"), tiny())
+    outcome, _ = filled(tmp_path, tiny(cohort=99), tiny(task="emnist", model="cnn"), tiny())
     assert len(outcome.made) == 1
-    assert len(outcome.failed) == 2
-    assert "cohort must be at most the number of clients" in told
-    assert "emnist: the data set emnist" in told
+    of_cohort, of_data = outcome.failed.values()
+    assert "cohort must be at most the number of clients" in of_cohort
+    assert "the data set emnist" in of_data
 
 
 def test_nothing_is_begun_that_does_not_fit_in_the_time(tmp_path):
@@ -227,8 +256,14 @@ def test_a_batch_is_cut_to_what_fits_in_the_time(tmp_path, monkeypatch):
     assert len(outcome.made) == 5, "then the other two"
 
 
-@pytest.mark.parametrize(("free", "room"), [(100e9, 50.0), (2e9, 4.0), (None, 4.0)])
-def test_client_memory_may_fill_half_of_an_accelerator(monkeypatch, free, room):
+@pytest.mark.parametrize(
+    ("free", "host_rounds", "room"),
+    [(100e9, None, 50.0), (100e9, 7, 4.0), (2e9, None, 4.0), (None, None, 4.0)],
+)
+def test_client_memory_may_fill_half_of_an_accelerator(monkeypatch, free, host_rounds, room):
+    """If all of it then fits: what is fetched from the host needs the room twice."""
+    setup = types.SimpleNamespace(host_rounds=host_rounds)
+    monkeypatch.setattr(experiment, "prepare", lambda config: (None, setup, None))
     stats = free and {"bytes_limit": free + 1e9, "bytes_in_use": 1e9}
     device = types.SimpleNamespace(platform="gpu", memory_stats=lambda: stats)
     monkeypatch.setattr(jax, "devices", lambda: [device])

@@ -475,6 +475,7 @@ def test_the_command_prints_the_best_first(fedda_sweep, tmp_path: Path):
         (["--seeds", "2", "cohort=101"], "cohort must be at most the number of clients"),
         (["--seeds", "2", "algorithm=scaffold", "memory_gb=1e-9"], "keeps client memory on the de"),
         (["--seeds", "2", "a.toml", "b.toml"], "expected one CONFIG.toml at most"),
+        (["fedda-sgdm"], "got 'fedda-sgdm'. Did you mean algorithm=fedda-sgdm?"),
     ],
 )  # fmt: skip
 def test_wrong_input_is_a_message(fedda_sweep, tmp_path: Path, words, message):

@@ -4,6 +4,7 @@ A checkpoint holds the run's pytree and a small dictionary of plain numbers.
 """
 
 import logging
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -59,8 +60,18 @@ class Checkpoints:
             ),
         )
 
-    def save(self, round_number: int, run: PyTree, numbers: dict[str, Any]) -> None:
-        """Copies the run, and writes the copy while the run goes on; `close` waits for it."""
+    def save(self, round_number: int, run: PyTree, numbers: dict[str, Any]) -> str:
+        """Copies the run, and writes the copy while the run goes on; `close` waits for it.
+
+        If there is no room for it, why it was not saved: a full disk would end the run.
+        """
+        needed = sum(leaf.nbytes for leaf in jax.tree.leaves(run))
+        free = shutil.disk_usage(self._manager.directory).free
+        if needed > free:
+            return (
+                f"no checkpoint of round {round_number}: it takes {needed / 1e9:.3g} GB, and "
+                f"{free / 1e9:.3g} GB are free"
+            )
         arrays = [np.array(leaf) for leaf in jax.tree.leaves(run)]
         # Orbax refuses empty arrays, and none is needed to know that there is nothing.
         leaves = {str(i): array for i, array in enumerate(arrays) if array.size}
@@ -69,6 +80,7 @@ class Checkpoints:
         )
         with _interrupted_later():
             self._manager.save(round_number, args=items, force=True)
+        return ""
 
     def newest_whole(self, like: PyTree, min_bytes: int) -> tuple[Checkpoint | None, list[str]]:
         """The newest checkpoint that can be read, and a note on each that could not.

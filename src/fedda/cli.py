@@ -13,27 +13,34 @@ from rich import box
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
+from typer.core import TyperGroup
 
+import fedda
 from fedda import algorithms, config, devices, experiment, processes, report, tracking
 from fedda.bench_cli import bench_command
 from fedda.data_cli import data_app
-from fedda.errors import InputError, unknown
+from fedda.errors import InputError, writing
 from fedda.reproduce_cli import reproduce_command
 from fedda.sweep_cli import sweep_command
 from fedda.terminal import err, interruptible, new_directory, out, print_whole
 from fedda.theory_cli import theory_command
 
-app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    help="Federated optimisation: FedDA and its baselines, simulated.",
-    callback=devices.start_up,
-)
+ORDER = ("run", "compare", "report", "sweep", "algorithms", "data", "reproduce", "theory", "bench")
+
+
+class _AsMet(TyperGroup):
+    """Lists the commands in the order in which a user meets them."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(super().list_commands(ctx), key=ORDER.index)
+
+
+app = typer.Typer(cls=_AsMet, no_args_is_help=True, pretty_exceptions_enable=False)
 app.add_typer(data_app, name="data")
-app.command("sweep")(sweep_command)
-app.command("reproduce")(reproduce_command)
-app.command("bench")(bench_command)
-app.command("theory")(theory_command)
+app.command("sweep")(writing("--out")(sweep_command))
+app.command("reproduce")(writing("--results or --report")(reproduce_command))
+app.command("bench")(writing("--out")(bench_command))
+app.command("theory")(writing("--out")(theory_command))
 
 COMPARED = ("fedavg", "fedprox", "fedda-sgdm", "fedda-adam", "fedda-adagrad")
 
@@ -68,7 +75,27 @@ def main() -> None:
             sys.exit(2)
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        out.print(f"fedda {fedda.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def start(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Federated optimisation: FedDA and its baselines, simulated."""
+    devices.start_up()
+
+
 @app.command()
+@writing("--out")
 def run(
     settings: Settings = None,
     out_dir: Annotated[Path | None, typer.Option("--out", help="A new run directory.")] = None,
@@ -145,6 +172,7 @@ def run(
 
 
 @app.command()
+@writing("--out")
 def compare(
     settings: Annotated[
         list[str] | None,
@@ -156,7 +184,12 @@ def compare(
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every algorithm there is.")] = False,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds for each algorithm.")] = 1,
-    out_dir: Annotated[Path | None, typer.Option("--out", help="A new directory.")] = None,
+    out_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", help="A new directory, or a comparison to finish.", show_default="runs/..."
+        ),
+    ] = None,
     threshold: Threshold = None,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -181,6 +214,8 @@ def compare(
         for offset in range(seeds)
     ]
     directory = out_dir or new_directory("compare")
+    if not _is_comparison(directory):
+        experiment.check_new(directory, "that of a comparison to finish.")
     hint = f"Continue with the same command and --out {directory}"
     summaries = []
     with _progress(quiet) as track, interruptible(hint):
@@ -197,11 +232,12 @@ def compare(
         table = [row._asdict() for row in rows]
         print(json.dumps({"directory": str(directory), "runs": summaries, "table": table}))
     else:
-        _print_table(rows)
+        _print_table(rows, threshold)
     _write_report([directory], directory, threshold, needed=False)
 
 
 @app.command("report")
+@writing("--out")
 def report_command(
     directories: Annotated[list[Path], typer.Argument(help="Run directories, or folders of them.")],
     out_dir: Annotated[
@@ -211,7 +247,7 @@ def report_command(
 ) -> None:
     """Write one self-contained page, figures and a table about finished or unfinished runs."""
     runs = report.read_runs(directories)
-    _print_table(report.table(runs, threshold))
+    _print_table(report.table(runs, threshold), threshold)
     _write_report(directories, out_dir or directories[0], threshold, needed=True)
 
 
@@ -249,13 +285,24 @@ def algorithms_command(
 
 
 def _shared(compared: list[str], values: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """For each algorithm those of the settings that it has: not every one has every one."""
+    """For each algorithm those of the settings that it has; tells where some have it not."""
     common = {*config.FIELDS, *config.task_settings(values.get("task", config.Config.task))}
     own = {name: {*common, *algorithms.settings(name, values)} for name in compared}
     for key in values:
-        if not any(key in known for known in own.values()):
-            raise unknown("setting", key, set().union(*own.values()))
+        having = [name for name in compared if key in own[name]]
+        if not having:
+            here = "none of the compared algorithms has the"
+            raise config.unknown_setting(key, here, set().union(*own.values()))
+        if len(having) < len(compared):
+            told = f"{key} is given to {', '.join(having)}: the others have no such setting."
+            err.print(told, soft_wrap=True)
     return {name: {k: v for k, v in values.items() if k in own[name]} for name in compared}
+
+
+def _is_comparison(directory: Path) -> bool:
+    """Whether it holds a run under a name that `compare` gives it."""
+    names = (path.name.rpartition("-seed")[0] for path in directory.glob("*-seed*"))
+    return any(name in algorithms.names() for name in names)
 
 
 Track = Callable[[str], Callable[[experiment.Progress], None]]
@@ -324,11 +371,13 @@ def _told(progress: experiment.Progress) -> str:
     return told + f"{progress.metric} " + ("-" if value is None else f"{value:.3g}")
 
 
-def _print_table(rows: list[report.Row]) -> None:
+def _print_table(rows: list[report.Row], threshold: float | None = None) -> None:
     header, *lines = report.text_table(rows)
     # On a terminal a column in which every method has the same to report only takes room.
-    dull = {"seeds": lines[0][1], "non-finite": "0", "skipped": "0"}
+    dull = {"seeds": str(rows[0].seeds)}
     kept = [i for i, name in enumerate(header) if any(line[i] != dull.get(name) for line in lines)]
+    if threshold is None and len(rows) == 1:  # it would be measured by itself
+        kept = [i for i in kept if not header[i].startswith("rounds to ")]
     columns = []
     listing = Table(box=box.SIMPLE_HEAD, collapse_padding=True)
     for i in kept:
@@ -339,8 +388,7 @@ def _print_table(rows: list[report.Row]) -> None:
         columns.append(map(escape, cells))
     for row in zip(*columns, strict=True):
         listing.add_row(*row)
-    if header[1] not in (header[i] for i in kept) and dull["seeds"] != "1":
-        listing.caption = f"mean and standard deviation over {dull['seeds']} seeds"
+    listing.caption = report.meaning_of_interval(rows) or None
     print_whole(listing)
 
 

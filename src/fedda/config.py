@@ -100,13 +100,24 @@ def resolve(values: Mapping[str, Any]) -> Config:
     known = algorithms.settings(base.algorithm, own)
     for name in own:
         if name not in known:
-            what = f"setting of {base.algorithm} or {task}"
-            raise unknown(what, name, (*FIELDS, *options, *known))
+            here = f"{base.algorithm} on {task} has no"
+            raise unknown_setting(name, here, (*FIELDS, *options, *known))
     own = {name: value for name, value in tuned.items() if name in known} | own
     _, hyper = algorithms.configure(base.algorithm, own)
     choices = algorithms.options(base.algorithm)
     chosen = {name: own.get(name, allowed[0]) for name, allowed in choices.items()}
     return dataclasses.replace(base, options=options, chosen=chosen | hyper._asdict())
+
+
+def unknown_setting(name: str, here: str, known: Iterable[str]) -> InputError:
+    """The error for a setting that is not one of `known`, and who has it, if anybody has."""
+    own = {each: algorithms.settings(each, {}) for each in algorithms.names()}
+    owners = [each for each, names in own.items() if name in names]
+    owners += [task for task in tasks() if name in task_settings(task)]
+    if not owners:
+        return unknown("setting", name, known)
+    more = f" and {len(owners) - 4} more" if len(owners) > 4 else ""
+    return InputError(f"{here} setting {name!r}. It is a setting of {', '.join(owners[:4])}{more}.")
 
 
 @lru_cache
@@ -186,8 +197,12 @@ def from_words(words: list[str]) -> dict[str, Any]:
     """The values of a command line: a file first, then single ones that override it."""
     files = [word for word in words if "=" not in word]
     if len(files) > 1 or (files and not files[0].endswith(".toml")):
+        known = {"task": tasks(), "algorithm": algorithms.names()}
+        meant = [f"{key}={word}" for word in files for key in known if word in known[key]]
+        hint = f" Did you mean {' '.join(meant)}?" if meant else ""
         raise InputError(
-            f"expected one CONFIG.toml at most and settings key=value, got {' '.join(files)!r}."
+            "expected one CONFIG.toml at most and settings key=value, "
+            f"got {' '.join(files)!r}.{hint}"
         )
     values = read(Path(files[0])) if files else {}
     return values | parse(word for word in words if "=" in word)

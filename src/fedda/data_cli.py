@@ -20,7 +20,7 @@ from fedda.data import datasets, statistics, store
 from fedda.data.catalogue import DATASETS
 from fedda.data.feed import Feed
 from fedda.data.shards import Ragged, Shards, num_rows
-from fedda.errors import InputError, unknown
+from fedda.errors import InputError, unknown, writing
 from fedda.terminal import err, interruptible, out
 
 data_app = typer.Typer(no_args_is_help=True, help="Data sets and how they are split over clients.")
@@ -129,6 +129,7 @@ def data_verify(
 
 
 @data_app.command("show")
+@writing("--picture")
 def data_show(
     task: Annotated[str, typer.Argument(help="A task, or a data set of your own.")],
     partition: Annotated[
@@ -140,10 +141,17 @@ def data_show(
     clients: Annotated[int | None, typer.Option(min=1, show_default="the task's")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the partition.")] = 0,
     picture: Annotated[
-        Path | None, typer.Option(help="PNG or PDF file.", show_default="TASK-PARTITION.png")
+        Path | None,
+        typer.Option(
+            help="Where to draw it: a PNG or PDF file.",
+            show_default="TASK-PARTITION.png in the current folder",
+        ),
     ] = None,
 ) -> None:
-    """Print and draw a federation: its clients' sizes, how their labels differ, some images."""
+    """Print and draw a federation: its clients' sizes, how their labels differ, some images.
+
+    The drawing goes into a file in the current folder, or the one that --picture names.
+    """
     chosen: dict[str, Any] = {"task": task, "partition_seed": seed}
     if task not in config.tasks():
         if task not in datasets.names():

@@ -1,7 +1,9 @@
 """One voice for everything a user can get wrong: what was got, what was expected, how to fix it."""
 
 import difflib
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class InputError(ValueError):
@@ -14,3 +16,18 @@ def unknown(kind: str, got: object, known: Iterable[str]) -> InputError:
     near = difflib.get_close_matches(str(got), names, n=3, cutoff=0.5)
     hint = f"Did you mean {' or '.join(near)}? " if near else ""
     return InputError(f"unknown {kind} {got!r}. {hint}Known: {', '.join(names)}.")
+
+
+@contextmanager
+def writing(option: str) -> Iterator[None]:
+    """Turns the system's refusal to write into advice to give another of this option."""
+    try:
+        yield
+    except OSError as error:
+        # Permission may be lacking to read a file as well, and then the option is not to blame.
+        reading = isinstance(error, PermissionError) and os.path.isfile(error.filename or "")
+        if error.filename is None or reading:
+            raise
+        raise InputError(
+            f"cannot write to {error.filename} ({error.strerror}). Give another {option}."
+        ) from None

@@ -27,8 +27,9 @@ from fedda import api, devices, processes, simulate, tasks, tree
 from fedda import config as configs
 from fedda.api import Result
 from fedda.config import Config
-from fedda.errors import InputError
+from fedda.errors import InputError, unknown
 from fedda.files import read_rows, write_whole
+from fedda.models import PRECISIONS
 from fedda.simulate import Row
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Progress(NamedTuple):
 class Outcome(NamedTuple):
     result: Result
     summary: dict[str, Any]
-    notes: list[str]  # what a person should know about how the run was continued
+    notes: list[str]  # what a person should know about how the run was continued or kept
 
 
 def run(
@@ -62,18 +63,20 @@ def run(
 def _begin(config: Config, directory: Path) -> "Prepared":
     if not processes.is_first():
         return prepare(config)
-    if directory.exists() and not directory.is_dir():
-        raise InputError(f"{directory} is a file. Give another --out.")
-    # A kill in the first moment leaves nothing but a hidden part of a file.
-    if directory.exists() and any(not path.name.startswith(".") for path in directory.iterdir()):
-        raise InputError(
-            f"{directory} is not empty. Give another --out, or continue that run with "
-            f"fedda run --resume {directory}"
-        )
+    check_new(directory, f"continue that run with fedda run --resume {directory}")
     prepared = prepare(config)  # before anything is written: it may be refused
     directory.mkdir(parents=True, exist_ok=True)
     write_whole(directory / "config.toml", configs.dump(config))
     return prepared
+
+
+def check_new(directory: Path, instead: str) -> None:
+    """Refuses a directory that holds anything; a person is told what to do `instead`."""
+    if directory.exists() and not directory.is_dir():
+        raise InputError(f"{directory} is a file. Give another --out.")
+    # A kill in the first moment leaves nothing but a hidden part of a file.
+    if directory.exists() and any(not path.name.startswith(".") for path in directory.iterdir()):
+        raise InputError(f"{directory} is not empty. Give another --out, or {instead}")
 
 
 def resume(
@@ -105,6 +108,12 @@ def _config_of(directory: Path) -> str:
     if not path.exists():
         raise InputError(f"{directory} is not a run directory: it has no config.toml.")
     return configs.dump(configs.resolve(configs.read(path)))
+
+
+def check_precision(precision: str) -> None:
+    """Refuses a precision that there is none of, before any data are looked for."""
+    if precision not in PRECISIONS:
+        raise unknown("precision", precision, PRECISIONS)
 
 
 class Prepared(NamedTuple):
@@ -205,7 +214,7 @@ def _run(
     if resume:
         checkpoints = _checkpoints(directory) if first else None
         before = _before(simulate.start(setup, hp, [config.seed]), directory, checkpoints)
-    history, final = list(before.history), before.run
+    history, final, notes = list(before.history), before.run, list(before.notes)
 
     def seconds() -> dict[str, float]:
         total, compiling = time.perf_counter() - started, compile_seconds() - compiled
@@ -227,7 +236,8 @@ def _run(
                     os.fsync(log.fileno())
                     numbers = {"metrics_bytes": log.tell(), "seconds": seconds()}
                     checkpoints = checkpoints or _checkpoints(directory)
-                    checkpoints.save(evaluation.round, evaluation.run, numbers)
+                    if refused := checkpoints.save(evaluation.round, evaluation.run, numbers):
+                        notes.append(refused)
                 log.flush()
                 if on_progress is not None:
                     on_progress(Progress(row, config.rounds, metric))
@@ -274,7 +284,7 @@ def _run(
         write_whole(summary_path, json.dumps(summary, indent=2) + "\n")
 
     processes.agreed(finish)
-    return Outcome(Result(final.state, history), summary, list(before.notes))
+    return Outcome(Result(final.state, history), summary, notes)
 
 
 def _checkpoints(directory: Path) -> "Checkpoints":
@@ -295,15 +305,19 @@ def versions() -> dict[str, str]:
 
 @lru_cache
 def commit() -> str:
-    """The commit of the source tree this package runs from, if it runs from one."""
+    """The commit of the source tree this package runs from, if it runs from one.
+
+    It is `-dirty` if what decides numbers differs from the commit: results beside it do not.
+    """
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return "unknown"
     git = ["git", "-C", str(root)]
+    status = ["status", "--porcelain", "--", "src", "pyproject.toml"]
     try:
         head, changes = (
             subprocess.run([*git, *words], capture_output=True, text=True, check=True).stdout
-            for words in (["rev-parse", "HEAD"], ["status", "--porcelain"])
+            for words in (["rev-parse", "HEAD"], status)
         )
         return head.strip() + ("-dirty" if changes else "")
     except (OSError, subprocess.CalledProcessError):

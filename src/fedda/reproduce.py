@@ -37,7 +37,10 @@ def wanted(
     chosen: Sequence[Experiment], seeds: int, rounds: int | None, precision: str | None
 ) -> list[Config]:
     """The runs of these experiments, each once: all of them with one seed before the next seed."""
-    given: dict[str, Any] = {} if precision is None else {"precision": precision}
+    given: dict[str, Any] = {}
+    if precision is not None:
+        experiment.check_precision(precision)
+        given = {"precision": precision}
     each = (
         tables.resolved(entry, rounds, seed=seed, **given)
         for seed in range(seeds)
@@ -141,7 +144,7 @@ class _Filler:
             if mine:
                 self._train(mine)
         except InputError as error:
-            self.warn(f"{what}: {error}")
+            self.warn(f"{what}: {error}")  # at once, as the others may take hours
             self.filled.failed[what] = str(error)
 
     def _data(self, config: Config) -> str | None:

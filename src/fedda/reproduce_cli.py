@@ -22,21 +22,25 @@ def reproduce_command(
         list[str] | None,
         typer.Argument(
             metavar="[EXPERIMENT]...",
-            help="Such as table3, or all. With --add: directories of runs.",
+            help="Such as table3, or all. With --add: run directories, or folders of them.",
             show_default=False,
         ),
     ] = None,
     listing: Annotated[bool, typer.Option("--list", help="Name the experiments.")] = False,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds for each run.")] = 1,
     rounds: Annotated[
-        int | None, typer.Option(min=1, help="Fewer rounds: other cells.", show_default="paper's")
+        int | None,
+        typer.Option(
+            min=1, help="Train so many: such runs are kept apart.", show_default="paper's"
+        ),
     ] = None,
     only: Annotated[
         str | None,
         typer.Option(metavar="NAME,...", help="These algorithms and tasks.", show_default="all"),
     ] = None,
     folder: Annotated[
-        Path, typer.Option("--results", metavar="DIR", help="Where the cells are.")
+        Path,
+        typer.Option("--results", metavar="DIR", help="Where finished runs are kept, a file each."),
     ] = Path("results"),
     precision: Annotated[
         str | None, typer.Option(help="Of products, as in fedda run.", show_default="tf32")
@@ -50,10 +54,14 @@ def reproduce_command(
     add: Annotated[
         bool, typer.Option("--add", help="Take over finished runs of fedda run.")
     ] = False,
-    write: Annotated[bool, typer.Option("--write", help="Write README.md from the cells.")] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="Write README.md there about the full-length runs.")
+    ] = False,
     report: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write a web page and figures there, from the cells."),
+        typer.Option(
+            metavar="DIR", help="Write a web page and figures about the full-length runs there."
+        ),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
@@ -63,7 +71,12 @@ def reproduce_command(
     goes on where it was interrupted, more seeds add only those, and several processes or machines
     may fill one folder.
     """
-    names, failed = names or [], False
+    names, failed = names or [], {}
+    if (write or report is not None) and (rounds is not None or only is not None):
+        raise InputError(
+            "--write and --report show all full-length runs of the results folder: leave out "
+            "--rounds and --only, or write in a second command."
+        )
     if listing:
         _list(folder)
     elif add:
@@ -74,7 +87,7 @@ def reproduce_command(
         choice.check_only(chosen, words)
         chosen = [choice.only(each, words) for each in chosen]
         runs = reproduce.wanted(chosen, seeds, rounds, precision)
-        failed = bool(_fill(runs, folder, seconds, quiet).failed)
+        failed = _fill(runs, folder, seconds, quiet).failed
         _print(chosen, runs, folder, rounds)
     elif not write and report is None:
         raise InputError("say what to reproduce, such as table3: fedda reproduce --list names all.")
@@ -86,7 +99,7 @@ def reproduce_command(
     if report is not None:
         _report(folder, report)
     if failed:
-        raise typer.Exit(2)
+        raise InputError("\n".join(f"{what}: {why}" for what, why in failed.items()))
 
 
 def _report(folder: Path, directory: Path) -> None:
@@ -118,7 +131,14 @@ def _add(folder: Path, directories: list[str]) -> None:
     if not directories:
         raise InputError("--add needs directories of finished runs, as fedda run writes them.")
     for directory in map(Path, directories):
-        out.print(f"{directory} is {reproduce.add(folder, directory)}", soft_wrap=True)
+        runs = sorted(log.parent for log in directory.rglob("metrics.jsonl"))
+        if not runs:
+            raise InputError(
+                f"{directory} holds no run: expected a directory that fedda run wrote to, or a "
+                "folder of such."
+            )
+        for run in runs:
+            out.print(f"{run} is {reproduce.add(folder, run)}", soft_wrap=True)
 
 
 def _fill(runs: list[Config], folder: Path, seconds: float | None, quiet: bool) -> reproduce.Filled:
@@ -149,7 +169,10 @@ def _print(
 ) -> None:
     found: list[Cell] = cells.read_all(folder).found
     for each in chosen:
-        header, *body = tables.rows(tables.lines(each, found, rounds))
+        lines = tables.lines(each, found, rounds)
+        if not any(line.seeds for line in lines):
+            continue
+        header, *body = tables.rows(lines)
         listing = Table(box=box.SIMPLE_HEAD, title=escape(each.title), title_justify="left")
         for name in header:
             listing.add_column(name, justify="left" if name in ("run", "precision") else "right")

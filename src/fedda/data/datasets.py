@@ -197,7 +197,7 @@ def _place(name: str) -> Path:
 
 def _absent(name: str) -> InputError:
     if name not in DATASETS:
-        return unknown("data set", name, names())
+        return InputError(f"{unknown('data set', name, names())} {_advice(name)}")
     what = DATASETS[name].description
     return InputError(f"the data set {name} ({what}) is not here yet. {_advice(name)}")
 

@@ -1,6 +1,7 @@
 """Trains the runs of cells: one with checkpoints, or several that are one program together."""
 
 import dataclasses
+import math
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -50,22 +51,27 @@ def alone(config: Config, folder: Path, name: str, tell: Tell) -> None:
 
     if (directory / "config.toml").exists():
         outcome = experiment.resume(directory, None, told)
-        for note in outcome.notes:
-            tell(f"{words(config)}: {note}")
     else:
         outcome = experiment.run(_with_memory(config), directory, told)
+    for note in outcome.notes:
+        tell(f"{words(config)}: {note}")
     clients = tasks.load(config).shards.num_clients
     cells.write(folder, config, outcome.result.history, outcome.summary | {"clients": clients})
     shutil.rmtree(directory)
 
 
 def _with_memory(config: Config) -> Config:
-    """Lets client memory have its share of an accelerator, which changes no number."""
-    if jax.devices()[0].platform == "cpu":
-        return config
+    """Lets client memory have its share of an accelerator, which changes no number.
+
+    Only if all of it then fits: a part that is fetched from the host needs room twice, and more of
+    it makes nothing faster.
+    """
     free = together.device_memory(jax.devices()[:1])
-    room = max(config.memory_gb, round(SHARE * free / 1e9, 1)) if free < 1e15 else config.memory_gb
-    return dataclasses.replace(config, memory_gb=room)
+    if jax.devices()[0].platform == "cpu" or math.isinf(free):
+        return config
+    room = max(config.memory_gb, round(SHARE * free / 1e9, 1))
+    roomy = dataclasses.replace(config, memory_gb=room)
+    return roomy if experiment.prepare(roomy)[1].host_rounds is None else config
 
 
 def several(runs: Sequence[Config], folder: Path, tell: Tell) -> None:
