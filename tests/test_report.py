@@ -1,11 +1,13 @@
 import json
+import math
 import re
 import sys
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from fedda import report
+from fedda import report, results
 
 
 def write_run(
@@ -47,7 +49,7 @@ def write_run(
             "metric": metric,
             "higher_is_better": higher_is_better,
             "parameters": 650,
-            "seconds": {"total": 3.0 + seed, "compile": 1.0},
+            "seconds": {"total": 3.0 + 2 * seed, "compile": 1.0 + seed},
             "device": "cpu:0",
             "versions": {"jax": "9.9.9"},
             "commit": "c0ffee",
@@ -89,25 +91,74 @@ def test_one_run_is_its_own_numbers(tmp_path):
     assert row.rounds_to_threshold == (20, None)
     assert row.train_loss == (1.0, None)  # 2 / 2
     assert (row.megabytes_up.mean, row.megabytes_down.mean) == (2.0, 4.0)
-    assert row.seconds == (3.0, None)
+    assert row.seconds == (2.0, None)  # 3, less 1 of compilation
     assert (row.nonfinite_clients, row.skipped_rounds) == (4, 1)
 
 
-def test_seeds_are_averaged_with_the_sample_standard_deviation(tmp_path):
-    for seed, final in enumerate((0.7, 0.8, 0.9)):
+def half(values):
+    """The half of the 95 % interval of a mean, by SciPy."""
+    low, high = stats.t.interval(0.95, len(values) - 1, np.mean(values), stats.sem(values))
+    return pytest.approx((high - low) / 2, rel=1e-9)
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 27, 200])
+def test_intervals_are_students(count):
+    values = np.random.default_rng(count).normal(0.5, 0.1, count).tolist()
+    assert results.interval(values) == (pytest.approx(np.mean(values)), half(values))
+
+
+def test_intervals_of_little():
+    assert results.interval([0.5]) == (0.5, None)
+    assert results.interval([0.1, 0.1, 0.1]).half == 0.0  # though 0.1 + 0.1 + 0.1 is not 3 * 0.1
+    assert all(map(math.isnan, results.interval([0.5, None])))
+
+
+def test_seeds_are_averaged_with_their_interval(tmp_path):
+    finals = (0.7, 0.8, 0.9)
+    for seed, final in enumerate(finals):
         write_run(tmp_path / str(seed), seed=seed, accuracy=(0.1, 0.5, final))
     (row,) = report.table(report.read_runs([tmp_path]), last=1)
     assert row.seeds == 3
-    # Deviations -0.1, 0, 0.1: variance 0.02 / 2.
-    assert row.final == (pytest.approx(0.8), pytest.approx(0.1))
+    assert row.final == (pytest.approx(0.8), half(finals))
     assert row.mean_of_last == row.final
     assert row.threshold == 0.76
     assert (row.reached, row.rounds_to_threshold) == (2, (20.0, 0.0))
-    assert row.seconds == (4.0, 1.0)
+    assert row.seconds == (3.0, half((2.0, 3.0, 4.0)))
     (text,) = cells([row])
-    assert text["accuracy"] == "0.8000 ± 0.1000"
+    assert text["accuracy"] == "0.8000 ± 0.2484"  # 4.303 * 0.1 / sqrt(3)
     assert text["rounds to 0.76"] == "20 (2 of 3)"
     assert text["MB up"] == "2.000"
+
+
+def test_what_the_interval_is_stands_below_the_table(tmp_path):
+    for name, seeds in {"a": 3, "b": 3, "c": 1}.items():
+        for seed in range(seeds):
+            write_run(tmp_path / name / str(seed), name, seed)
+
+    def told(*names):
+        report.write([tmp_path / name for name in names], tmp_path / "out")
+        return re.findall("± 95.*?[.]", (tmp_path / "out" / "table.md").read_text())
+
+    assert told("a", "b") == ["± 95 % interval over 3 seeds (Student's t)."]
+    assert told("a", "c") == ["± 95 % interval over seeds (Student's t)."]
+    assert told("c") == []
+
+
+@pytest.mark.parametrize("count", ["nonfinite_clients", "skipped_rounds"])
+def test_failures_have_a_column_where_there_are_any(tmp_path, count):
+    column = {"nonfinite_clients": "non-finite", "skipped_rounds": "skipped"}
+    write_run(tmp_path / "a", "a")
+    write_run(tmp_path / "b", "b")
+    report.write([tmp_path], tmp_path / "fine")
+    table, below = (tmp_path / "fine" / "table.md").read_text().split("\n\n")
+    assert not any(name in table for name in column.values())
+    assert "No upload was non-finite, and no round was skipped." in below
+    write_run(tmp_path / "c", "c", last_row={count: 2})
+    report.write([tmp_path], tmp_path / "failed")
+    assert "totals over the seeds" in (tmp_path / "failed" / "table.md").read_text()
+    texts = cells(report.table(report.read_runs([tmp_path])))
+    assert [text[column[count]] for text in texts] == ["0", "0", "2"]
+    assert len(set(column.values()) & set(texts[0])) == 1
 
 
 def test_rounds_to_threshold(tmp_path):
@@ -115,10 +166,10 @@ def test_rounds_to_threshold(tmp_path):
     write_run(tmp_path / "late", "a", 1, (0.1, 0.2, 0.3, 0.9))
     write_run(tmp_path / "never", "b", 0, (0.1, 0.2, 0.3, 0.4))
     a, b = report.table(report.read_runs([tmp_path]), threshold=0.9)
-    assert a.rounds_to_threshold == (20.0, pytest.approx(200**0.5))  # rounds 10 and 30
+    assert a.rounds_to_threshold == (20.0, half((10, 30)))
     assert (b.reached, b.rounds_to_threshold) == (0, None)
     key = "rounds to 0.9"
-    assert [text[key] for text in cells([a, b])] == ["20 ± 14.1", "never"]
+    assert [text[key] for text in cells([a, b])] == ["20 ± 127.1", "never"]
 
 
 def test_threshold_comes_from_the_best_row_in_the_direction_of_the_metric(tmp_path):
@@ -172,7 +223,7 @@ def test_unfinished_run_is_shown_and_said_to_be(tmp_path):
     (row,) = report.table(runs)
     assert row.unfinished == 1
     assert row.final.mean == pytest.approx(0.6)
-    assert row.seconds == (3.0, None)
+    assert row.seconds == (2.0, None)
     assert cells([row])[0]["seeds"] == "2 (1 unfinished)"
     assert runs[1].notes == [f"{tmp_path / 'b'}: unfinished, evaluated up to round 10 of 20"]
 
@@ -250,7 +301,7 @@ def test_markdown_has_a_line_per_row_and_escapes_bars(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("mean", "std", "text"),
+    ("mean", "half", "text"),
     [
         (0.87654, 0.01234, "0.8765 ± 0.0123"),
         (12.3456, None, "12.35"),
@@ -260,10 +311,10 @@ def test_markdown_has_a_line_per_row_and_escapes_bars(tmp_path):
         (2.5e12, None, "2.50e+12"),
     ],
 )
-def test_numbers_have_four_digits(tmp_path, mean, std, text):
+def test_numbers_have_four_digits(tmp_path, mean, half, text):
     write_run(tmp_path / "a")
     (row,) = report.table(report.read_runs([tmp_path]))
-    row = row._replace(final=row.final._replace(mean=mean, std=std))
+    row = row._replace(final=row.final._replace(mean=mean, half=half))
     assert cells([row])[0]["accuracy"] == text
 
 

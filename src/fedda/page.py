@@ -13,9 +13,13 @@ from typing import Any, NamedTuple
 
 from fedda.results import Curve
 
-# Okabe and Ito's colours, less black and yellow, which vanish on a dark or a light page. Seven
-# colours and four dashes have no common factor, so 28 lines differ before a pair comes again.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
+# Okabe and Ito's colours, less black and yellow, which vanish on a dark or a light page; then four
+# more, since a figure of the paper has ten methods. Eleven colours and four dashes have no common
+# factor, so 44 lines differ before a pair comes again.
+COLOURS = (
+    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F"),
+    *("#8A63D2", "#8A8D0F", "#D81B60", "#A0664F"),
+)
 DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}  # and what matplotlib has for it
 
 # Newer Plotly releases add a button that uploads the figure, hence a list of what is allowed.
@@ -54,13 +58,23 @@ def style(number: int) -> tuple[str, str]:
     return COLOURS[number % len(COLOURS)], list(DASHES)[number % len(DASHES)]
 
 
+def words(key: str) -> str:
+    """What a metric is called in labels."""
+    return {"mse": "MSE", "train_loss": "training loss"}.get(key, key.replace("_", " "))
+
+
+def headed(text: str) -> str:
+    """As a heading begins; `capitalize` would write MSE small."""
+    return text[0].upper() + text[1:]
+
+
 def spans(curves: Iterable[Curve]) -> bool:
     """Whether only a logarithmic axis shows them all.
 
-    A diverging method must be shown, and must not flatten the others against the axis.
+    Neither a method that diverges nor the untrained model may flatten the rest against the axis.
     """
     means = [mean for curve in curves for mean in curve.mean if math.isfinite(mean)]
-    return bool(means) and 0 < min(means) < max(means) / 100
+    return bool(means) and 0 < min(means) < max(means) / 10
 
 
 # ------------------------------------------------------------------------------------------ figures
@@ -101,7 +115,7 @@ def draw(panels: Sequence[Panel], directory: Path, name: str) -> list[Path]:
             axes.set_xticks(_ticks(panel), [f"{x:g}" for x in _ticks(panel)], minor=False)
             axes.minorticks_off()
         if panel.top is not None:
-            axes.set_ylim(top=panel.top)
+            axes.set_ylim(_bottom(panel), panel.top)
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     figure.legend(
@@ -142,13 +156,31 @@ def plot(panel: Panel, first: bool) -> str:
 
 
 def _ticks(panel: Panel) -> list[float]:
-    return sorted({x for line in panel.lines for x in line.curve.x})
+    """Where there are points, the last first; on a phone two labels need half a scale between."""
+    ticks: list[float] = []
+    for x in sorted({x for line in panel.lines for x in line.curve.x}, reverse=True):
+        if not ticks or x < ticks[-1] / 1.8:
+            ticks.append(x)
+    return ticks
+
+
+def _bottom(panel: Panel) -> float:
+    """Of a vertical axis that has a top."""
+    return 0.8 * min(low for line in panel.lines for low in line.curve.low if math.isfinite(low))
 
 
 def _range(panel: Panel, top: float) -> list[float]:
     """Of the vertical axis, as Plotly counts: a logarithmic one by exponents."""
-    low = min(low for line in panel.lines for low in line.curve.low if math.isfinite(low))
-    return [math.log10(low) - 0.1, math.log10(top)] if panel.log_y else [low, top]
+    ends = [_bottom(panel), top]
+    return list(map(math.log10, ends)) if panel.log_y else ends
+
+
+def _log_axis(panel: Panel) -> dict[str, Any]:
+    """Labels at 1, 2 and 5, if these are few; all in full, for Plotly shortens some to a digit."""
+    means = [mean for line in panel.lines for mean in line.curve.mean if math.isfinite(mean)]
+    high = max(means) if panel.top is None else panel.top
+    few = {"dtick": "D2"} if high < 1000 * min(means) else {}
+    return {"type": "log", "tickformat": "~g"} | few
 
 
 def _plotly_figure(panel: Panel) -> dict[str, Any]:
@@ -187,10 +219,11 @@ def _plotly_figure(panel: Panel) -> dict[str, Any]:
         "margin": {"l": 8, "r": 8, "t": 36, "b": 8},
         "xaxis": axis
         | {"title": {"text": escape(panel.x_label)}}
+        | {"exponentformat": "none", "separatethousands": True}
         | ({"type": "log", "tickvals": _ticks(panel), "tickangle": 0} if panel.few else {}),
         "yaxis": axis
         | {"title": {"text": escape(panel.y_label)}}
-        | ({"type": "log", "dtick": 1} if panel.log_y else {})
+        | (_log_axis(panel) if panel.log_y else {})
         | ({} if panel.top is None else {"range": _range(panel, panel.top)}),
         "legend": {"orientation": "h", "x": 0, "y": 0, "yref": "container", "yanchor": "bottom"},
         "modebar": {"bgcolor": clear, "color": grey, "activecolor": COLOURS[0]},
@@ -261,7 +294,7 @@ body {
 main { max-width: 80rem; margin: 0 auto; padding: 1.5rem 1rem 4rem; overflow-wrap: anywhere; }
 h1 { font-size: 1.6rem; line-height: 1.25; margin: 0 0 .5rem; }
 h2 { font-size: 1.15rem; margin: 2.5rem 0 .5rem; }
-.small { color: var(--quiet); font-size: .85rem; }
+.small { color: var(--quiet); font-size: .9rem; }
 .notes { padding-left: 1.2rem; font-size: .9rem; }
 .scroll { overflow-x: auto; margin-top: 1.5rem; }
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }

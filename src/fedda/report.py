@@ -15,8 +15,10 @@ from fedda.results import (
     Row,
     Run,
     curves,
+    failures,
     group,
     markdown,
+    meaning_of_interval,
     measure,
     megabytes,
     read_runs,
@@ -31,6 +33,7 @@ __all__ = [
     "figures",
     "html",
     "markdown",
+    "meaning_of_interval",
     "read_runs",
     "table",
     "text_table",
@@ -55,7 +58,7 @@ def write(
     notes = _notes(runs)
     rows = table(runs, threshold)
     listed = "".join(f"- {note}\n" for note in notes)
-    text = f"{markdown(rows)}\n{_how_to_read(rows[0], threshold)}\n"
+    text = f"{markdown(rows)}\n{_how_to_read(rows, threshold)}\n"
     write_whole(directory / "table.md", f"{text}\n{listed}" if notes else text)
     drawn = figures(runs, directory)
     html(runs, directory / "report.html", threshold)
@@ -76,7 +79,7 @@ def html(runs: Sequence[Run], path: str | Path, threshold: float | None = None) 
     """
     plots = []
     for number, panel in enumerate(_panels(runs)):
-        heading = escape(f"{panel.y_label} by {panel.x_label}".capitalize())
+        heading = escape(page.headed(f"{panel.y_label} by {panel.x_label}"))
         plots.append(f"<h2>{heading}</h2>\n{page.plot(panel, first=number == 0)}")
     rows = table(runs, threshold)
     notes = "".join(f"<li>{escape(note)}</li>" for note in _notes(runs))
@@ -85,7 +88,7 @@ def html(runs: Sequence[Run], path: str | Path, threshold: float | None = None) 
     )
     body = f"""<p>{escape(_what_was_run(runs))}</p>
 {page.table(text_table(rows), "results")}
-<p class="small">{escape(_how_to_read(rows[0], threshold))}</p>
+<p class="small">{escape(_how_to_read(rows, threshold))}</p>
 {f"<h2>Notes</h2><ul class='notes'>{notes}</ul>" if notes else ""}
 {"".join(plots)}
 <h2>Runs</h2>
@@ -100,7 +103,7 @@ def _panels(runs: Sequence[Run]) -> list[Panel]:
     def panel(name: str, key: str, x_label: str, log: bool) -> Panel:
         drawn = curves(runs, key, megabytes if name == "megabytes" else lambda row: row["round"])
         lines = [Drawn(curve, number) for number, curve in enumerate(drawn)]
-        return Panel(name, x_label, key.replace("_", " "), lines, log_y=log and page.spans(drawn))
+        return Panel(name, x_label, page.words(key), lines, log_y=log and page.spans(drawn))
 
     return [
         panel("metric", metric, "round", not higher_is_better),
@@ -126,16 +129,26 @@ def _what_was_run(runs: Sequence[Run]) -> str:
     return f"{', '.join(parts)}; seeds {seeds}."
 
 
-def _how_to_read(row: Row, threshold: float | None) -> str:
-    text = (
-        f"{row.metric.capitalize()} at the end, and its mean over the last {row.last} evaluations: "
-        f"{'higher' if row.higher_is_better else 'lower'} is better. Mean ± sample standard "
-        "deviation over seeds; non-finite clients and skipped rounds are totals."
-    )
+def _how_to_read(rows: Sequence[Row], threshold: float | None) -> str:
+    row, counted = rows[0], failures(rows)
+    sentences = [
+        f"{page.headed(page.words(row.metric))} after the last round, and its mean over the last "
+        f"{row.last} evaluations: {'higher' if row.higher_is_better else 'lower'} is better",
+        meaning_of_interval(rows),
+    ]
     if threshold is None and row.threshold is not None:
         share = "95 % of the highest" if row.higher_is_better else "105 % of the lowest"
-        text += f" The threshold {row.threshold:g} is {share} mean of last {row.last}, rounded."
-    return text + " Bands in the figures span the seeds."
+        sentences.append(
+            f"The threshold {row.threshold:g} is {share} mean of last {row.last}, rounded"
+        )
+    sentences += [
+        "Seconds are without compilation",
+        "Non-finite uploads and skipped rounds are totals over the seeds"
+        if counted
+        else "No upload was non-finite, and no round was skipped",
+        "Bands in the figures span the seeds",
+    ]
+    return "".join(f"{sentence}. " for sentence in sentences if sentence).rstrip()
 
 
 def _details(label: str, run: Run) -> str:

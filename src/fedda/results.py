@@ -47,11 +47,11 @@ class Run(NamedTuple):
         return int(self.config["seed"])
 
 
-class Spread(NamedTuple):
-    """A quantity over seeds."""
+class Interval(NamedTuple):
+    """A mean over seeds; not a number where the result of some seed was not finite."""
 
     mean: float
-    std: float | None  # with n - 1 in the denominator; None for a single seed
+    half: float | None  # the half of its 95 % interval; None for a single seed
 
 
 class Row(NamedTuple):
@@ -64,14 +64,14 @@ class Row(NamedTuple):
     last: int
     seeds: int
     unfinished: int  # of the seeds
-    final: Spread | None
-    mean_of_last: Spread | None
-    rounds_to_threshold: Spread | None  # over the seeds that reached it
+    final: Interval | None
+    mean_of_last: Interval | None
+    rounds_to_threshold: Interval | None  # over the seeds that reached it
     reached: int  # of the seeds
-    train_loss: Spread | None
-    megabytes_up: Spread | None
-    megabytes_down: Spread | None
-    seconds: Spread | None  # of the finished seeds
+    train_loss: Interval | None
+    megabytes_up: Interval | None
+    megabytes_down: Interval | None
+    seconds: Interval | None  # without compilation, of the finished seeds
     nonfinite_clients: int  # summed over the seeds
     skipped_rounds: int  # summed over the seeds
 
@@ -84,6 +84,20 @@ class Curve(NamedTuple):
     mean: list[float]
     low: list[float]
     high: list[float]
+
+
+def interval(values: Sequence[float | None]) -> Interval:
+    """The mean over seeds, and how far off it may be: Student's t, 95 %."""
+    from scipy.special import stdtrit  # takes long to load, and few commands need it
+
+    known = [math.nan if value is None else value for value in values]
+    mean = math.fsum(known) / len(known)
+    if len(known) == 1:
+        return Interval(mean, None)
+    # Of differences, so that seeds which agree exactly deviate by exactly 0.
+    deviation = float(np.std(np.subtract(known, known[0]), ddof=1))
+    quantile = float(stdtrit(len(known) - 1, 0.975))
+    return Interval(mean, quantile * deviation / math.sqrt(len(known)))
 
 
 def read_runs(paths: Iterable[str | Path]) -> list[Run]:
@@ -147,7 +161,7 @@ def table(runs: Sequence[Run], threshold: float | None = None, last: int = 5) ->
     metric, higher_is_better = measure(runs)
     groups = group(runs)
     means_of_last = {
-        label: _spread(
+        label: _over_seeds(
             float(np.mean([_value(row, metric) for row in _trained(run)[-last:]]))
             for run in members
             if run.evaluations
@@ -171,15 +185,17 @@ def table(runs: Sequence[Run], threshold: float | None = None, last: int = 5) ->
                 last=last,
                 seeds=len(members),
                 unfinished=len(members) - len(finished),
-                final=_spread_of(metric, final),
+                final=_of(metric, final),
                 mean_of_last=means_of_last[label],
-                rounds_to_threshold=_spread(reached),
+                rounds_to_threshold=_over_seeds(reached),
                 reached=len(reached),
-                train_loss=_spread_of("train_loss", final),
-                megabytes_up=_spread_of("bytes_up", final, unit=1e6),
-                megabytes_down=_spread_of("bytes_down", final, unit=1e6),
-                seconds=_spread(
-                    summary["seconds"]["total"] for summary in finished if "seconds" in summary
+                train_loss=_of("train_loss", final),
+                megabytes_up=_of("bytes_up", final, unit=1e6),
+                megabytes_down=_of("bytes_down", final, unit=1e6),
+                seconds=_over_seeds(
+                    summary["seconds"]["total"] - summary["seconds"]["compile"]
+                    for summary in finished
+                    if "seconds" in summary
                 ),
                 nonfinite_clients=sum(row["nonfinite_clients"] for row in final),
                 skipped_rounds=sum(row["skipped_rounds"] for row in final),
@@ -189,7 +205,10 @@ def table(runs: Sequence[Run], threshold: float | None = None, last: int = 5) ->
 
 
 def text_table(rows: Sequence[Row]) -> list[list[str]]:
-    """The table as text: the header, then a line of cells for each row."""
+    """The table as text: the header, then a line of cells for each row.
+
+    Failures have columns only where there were any.
+    """
     metric, threshold, last = rows[0].metric, rows[0].threshold, rows[0].last
     header = [
         "algorithm",
@@ -201,25 +220,44 @@ def text_table(rows: Sequence[Row]) -> list[list[str]]:
         "MB up",
         "MB down",
         "seconds",
-        "non-finite",
-        "skipped",
     ]
-    return [header] + [
+    lines = [
         [
             row.label,
             f"{row.seeds} ({row.unfinished} unfinished)" if row.unfinished else str(row.seeds),
-            _spread_text(row.final),
-            _spread_text(row.mean_of_last),
+            _interval_text(row.final),
+            _interval_text(row.mean_of_last),
             _rounds_text(row),
-            _spread_text(row.train_loss),
-            _spread_text(row.megabytes_up),
-            _spread_text(row.megabytes_down),
-            _spread_text(row.seconds, style=",.1f"),
-            str(row.nonfinite_clients),
-            str(row.skipped_rounds),
+            _interval_text(row.train_loss),
+            _interval_text(row.megabytes_up),
+            _interval_text(row.megabytes_down),
+            _interval_text(row.seconds, style=",.1f"),
         ]
         for row in rows
     ]
+    for name, counts in failures(rows).items():
+        header.append(name)
+        for line, count in zip(lines, counts, strict=True):
+            line.append(str(count))
+    return [header, *lines]
+
+
+def failures(rows: Sequence[Row]) -> dict[str, list[int]]:
+    """What went wrong anywhere, by the name of its column: how often in each row."""
+    counted = {
+        "non-finite": [row.nonfinite_clients for row in rows],
+        "skipped": [row.skipped_rounds for row in rows],
+    }
+    return {name: counts for name, counts in counted.items() if any(counts)}
+
+
+def meaning_of_interval(rows: Sequence[Row]) -> str:
+    """What ± says in a table of these rows; empty where no row has several seeds."""
+    counts = {row.seeds for row in rows}
+    if counts == {1}:
+        return ""
+    seeds = f"{min(counts)} seeds" if len(counts) == 1 else "seeds"
+    return f"± 95 % interval over {seeds} (Student's t)"
 
 
 def markdown(rows: Sequence[Row]) -> str:
@@ -329,21 +367,19 @@ def _trained(run: Run) -> list[Evaluation]:
     return [row for row in run.evaluations if row["round"] > 0] or run.evaluations
 
 
-def _spread(values: Iterable[float]) -> Spread | None:
-    array = np.array(list(values), dtype=float)
-    if array.size == 0:
-        return None
-    return Spread(float(array.mean()), float(array.std(ddof=1)) if array.size > 1 else None)
+def _over_seeds(values: Iterable[float]) -> Interval | None:
+    known = list(values)
+    return interval(known) if known else None
 
 
-def _spread_of(key: str, evaluations: list[Evaluation], unit: float = 1.0) -> Spread | None:
-    return _spread(_value(row, key) / unit for row in evaluations)
+def _of(key: str, evaluations: list[Evaluation], unit: float = 1.0) -> Interval | None:
+    return _over_seeds(_value(row, key) / unit for row in evaluations)
 
 
 def _default_threshold(
-    means_of_last: Iterable[Spread | None], higher_is_better: bool
+    means_of_last: Iterable[Interval | None], higher_is_better: bool
 ) -> float | None:
-    means = [spread.mean for spread in means_of_last if spread and math.isfinite(spread.mean)]
+    means = [found.mean for found in means_of_last if found and math.isfinite(found.mean)]
     if not means:
         return None
     best = max(means) if higher_is_better else min(means)
@@ -363,23 +399,23 @@ def _first_round(
     return None
 
 
-def _spread_text(spread: Spread | None, style: str | None = None) -> str:
-    if spread is None:
+def _interval_text(found: Interval | None, style: str | None = None) -> str:
+    if found is None:
         return "-"
-    if math.isnan(spread.mean):
+    if math.isnan(found.mean):
         return "nan"
-    size = abs(spread.mean)
+    size = abs(found.mean)
     if style is None and size != 0 and not 1e-3 <= size < 1e9:
         style = ".2e"
-    elif style is None:  # four significant digits, and a spread with as many decimals as its mean
+    elif style is None:  # four significant digits, and an interval with as many decimals
         style = f",.{min(4, max(0, 3 - math.floor(math.log10(size or 1))))}f"
-    # Seeds that agree exactly, as on bytes, have no spread worth a column.
-    return f"{spread.mean:{style}}" + (f" ± {spread.std:{style}}" if spread.std else "")
+    # Seeds that agree exactly, as on bytes, have no interval worth a column.
+    return f"{found.mean:{style}}" + (f" ± {found.half:{style}}" if found.half else "")
 
 
 def _rounds_text(row: Row) -> str:
     if row.rounds_to_threshold is None:
         return "-" if row.threshold is None else "never"
-    mean, std = row.rounds_to_threshold
-    text = f"{mean:.1f}".removesuffix(".0") + (f" ± {std:.1f}" if std else "")
+    mean, half = row.rounds_to_threshold
+    text = f"{mean:.1f}".removesuffix(".0") + (f" ± {half:.1f}" if half else "")
     return text if row.reached == row.seeds else f"{text} ({row.reached} of {row.seeds})"
