@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 
 import pytest
-from scipy.stats import t as student
 
 from fedda import algorithms, config, reproduce
 from fedda.errors import InputError
@@ -27,7 +26,6 @@ from fedda.paper import (
     published,
     readme,
     tables,
-    verdicts,
 )
 from fedda.paper.claims import Claims
 
@@ -406,19 +404,6 @@ def test_a_claim_is_renewed_and_not_given_back_by_who_lost_it(tmp_path, monkeypa
 # ------------------------------------------------------------------------------------- tables
 
 
-def test_intervals_are_students():
-    for count in range(2, len(tables.T) + 2):
-        values = [0.5 + 0.01 * i * (-1) ** i for i in range(count)]
-        got = tables.interval(values)
-        mean = sum(values) / count
-        spread = math.sqrt(sum((value - mean) ** 2 for value in values) / (count - 1) / count)
-        low, high = student.interval(0.95, count - 1, mean, spread)
-        assert got.mean == pytest.approx(mean)
-        assert got.half == pytest.approx((high - low) / 2, rel=5e-4)
-    assert tables.interval([0.5]) == (0.5, None)
-    assert math.isnan(tables.interval([0.5, None]).mean)
-
-
 def entry(**settings):
     return experiments.Entry("one", {"task": "digits", **TINY, **settings}, paper=0.5)
 
@@ -448,17 +433,15 @@ def test_the_readme_is_what_its_command_writes():
     assert not results.damaged
     assert results.found
     told = "run `fedda reproduce --write` and commit results/README.md"
-    expected = readme.readme(results, verdicts.read_beside(RESULTS))
+    expected = readme.readme(RESULTS, results)
     assert (RESULTS / "README.md").read_text() == expected, told
 
 
 def test_the_page_of_the_project_says_what_the_cells_do():
-    """Its table of CIFAR-100: the numbers of two papers, and ours."""
+    """Its table of CIFAR-100: the numbers of two papers, and ours; and its words on EMNIST."""
     text = (RESULTS.parent / "README.md").read_text()
-    found = {
-        line.label: line
-        for line in tables.lines(EXPERIMENTS["table2"], cells.read_all(RESULTS).found)
-    }
+    every = cells.read_all(RESULTS).found
+    found = {line.label: line for line in tables.lines(EXPERIMENTS["table2"], every)}
     columns = [found[f"{method}, {name}"] for method in ("FedDA", "FedOpt")
                for name in methods.OPTIMISER_NAMES.values() if name != "Yogi"]  # fmt: skip
 
@@ -486,13 +469,24 @@ def test_the_page_of_the_project_says_what_the_cells_do():
         ours.paper > theirs.elsewhere for ours, theirs in zip(columns[:3], known[:3], strict=True)
     ]
     assert printed == ahead, "what FedDA's paper prints, against FedOpt's authors"
-    runs = evidence.runs("tuned", cells.read_all(RESULTS).found)
+    plain = evidence.lines_of("table2-tff21", every)["FedAvg"]
+    told = f"our FedAvg ends at {plain.ours.mean:.4f}, and the paper prints {plain.paper:.3f}"
+    assert told in " ".join(text.split())
+    runs = evidence.runs("tuned", every)
     best = max(set(runs) - set(experiments.FEDDA), key=lambda name: evidence.over_seeds(runs[name]))
     assert best == "fedopt-adagrad"
     margins = [evidence.margin(runs[name], runs[best]) for name in experiments.FEDDA]
     assert all(0.003 <= round(-each.mean, 3) <= 0.005 for each in margins)
     assert [abs(each.mean) > each.half for each in margins] == [True, True, False]
     assert {len(runs[name]) for name in (*experiments.FEDDA, best)} == {3}
+    ours = evidence.runs("recommended", every)
+    assert max(ours, key=lambda name: evidence.over_seeds(ours[name])) == "fedda-sgdm"
+    assert ours["fedda-sgdm"][0].config.stabilise == 0.1
+    gap = evidence.margin(ours["fedda-sgdm"], runs[best])
+    told = (
+        f"ends at {evidence.over_seeds(ours['fedda-sgdm']):.4f}, which is {100 * gap.mean:.2f} ± "
+    )
+    assert f"{told}{100 * gap.half:.2f} points above that best other" in " ".join(text.split())
 
 
 def test_every_committed_cell_is_of_some_experiment():
@@ -504,7 +498,9 @@ def test_every_committed_cell_is_of_some_experiment():
 
 def test_a_readme_has_its_sections_and_more(tmp_path):
     written(tmp_path)
-    text = readme.readme(cells.read_all(tmp_path), verdicts.Beside())
+    (tmp_path / "NOTES.md").write_text("Written by a person.\n")
+    text = readme.readme(tmp_path, cells.read_all(tmp_path))
+    assert "\n\nWritten by a person.\n\n" in text
     for experiment in EXPERIMENTS.values():
         assert f"## {experiment.title}\n" in text
     assert "not of the paper's Stack Overflow" in text

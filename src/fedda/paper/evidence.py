@@ -1,17 +1,18 @@
 """What the cells hold of each experiment, as the verdicts need it."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from fedda.paper import cells as stored
-from fedda.paper import experiments, methods, tables
+from fedda.paper import experiments, tables
 from fedda.paper.cells import Cell
 from fedda.paper.experiments import Entry
 from fedda.paper.published import OPTIMISERS
-from fedda.paper.tables import Interval, Line
+from fedda.paper.tables import Line
+from fedda.results import Interval, interval
 
 OWN = 0.95  # of what a run itself came to: then it has arrived
 
@@ -100,7 +101,7 @@ def pairs(ours: Sequence[Cell], theirs: Sequence[Cell]) -> list[tuple[Cell, Cell
 
 def margin(ours: Sequence[Cell], theirs: Sequence[Cell]) -> Interval:
     """By how much one method ends above another, over the seeds that both were run with."""
-    return tables.interval([end(own) - end(other) for own, other in pairs(ours, theirs)])
+    return interval([end(own) - end(other) for own, other in pairs(ours, theirs)])
 
 
 def signed(margin: Interval) -> str:
@@ -123,18 +124,6 @@ def series(
         if not math.isnan(value := mean(lines[cell.label])):
             series.setdefault((cell.task, cell.algorithm), []).append((at, value))
     return {key: sorted(points) for key, points in series.items()}
-
-
-def shown(points: Sequence[tuple[Any, float]]) -> str:
-    return ", ".join(f"{at:g}: {value:.4g}" for at, value in points)
-
-
-def told(series: Mapping[tuple[str, str], Sequence[tuple[Any, float]]]) -> str:
-    words = [
-        f"{task} {methods.label(algorithm)} ({shown(points)})"
-        for (task, algorithm), points in series.items()
-    ]
-    return "; ".join(words) + "." if words else "No run yet."
 
 
 def _ranks(values: Sequence[float]) -> np.ndarray:

@@ -25,8 +25,8 @@ LATE_EVERY = 10
 FEDDA = tuple(f"fedda-{optimiser}" for optimiser in OPTIMISERS)
 
 NOT_STACK_OVERFLOW = (
-    "Ours are of Stack Exchange, not of the paper's Stack Overflow: the two columns are of "
-    "different data."
+    "Ours are of Stack Exchange, not of the paper's Stack Overflow: the numbers are of different "
+    "data."
 )
 
 

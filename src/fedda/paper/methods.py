@@ -1,4 +1,4 @@
-"""The methods of the paper: what they are called, and the settings they are run with."""
+"""The methods of the paper: what they and the tasks are called, and their settings."""
 
 import tomllib
 from functools import lru_cache
@@ -24,10 +24,24 @@ METHODS = {  # in the order in which they are run: the most telling first
 }
 
 
+TITLES = {
+    "cifar100": "CIFAR-100",
+    "emnist": "EMNIST",
+    "emnist-autoencoder": "EMNIST autoencoder",
+    "stackexchange": "Stack Exchange",
+    "digits": "Digits",
+}
+
+
 @lru_cache
 def settings(task: str) -> dict[str, dict[str, Any]]:
     """The settings of each algorithm on a task, where they are not those of our presets."""
     return tomllib.loads((SETTINGS / f"{task}.toml").read_text(encoding="utf-8"))
+
+
+def title(task: str) -> str:
+    """What a task is called in headings."""
+    return TITLES.get(task, task)
 
 
 def label(algorithm: str) -> str:

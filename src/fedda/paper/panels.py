@@ -16,19 +16,6 @@ from fedda.paper.cells import Cell
 from fedda.paper.experiments import Entry
 from fedda.results import Curve
 
-TITLES = {
-    "cifar100": "CIFAR-100",
-    "emnist": "EMNIST",
-    "emnist-autoencoder": "EMNIST autoencoder",
-    "stackexchange": "Stack Exchange",
-    "digits": "Digits",
-}
-
-
-def title(task: str) -> str:
-    """What a task is called in headings."""
-    return TITLES.get(task, task)
-
 
 class Row(NamedTuple):
     """Panels that belong side by side, and are one figure in files."""
@@ -55,7 +42,7 @@ def runs_of(entries: Iterable[Entry], found: Sequence[Cell]) -> list[tuple[Entry
 
 
 def training(name: str, found: Sequence[Cell]) -> list[Row]:
-    """A table of methods: metric and training loss by round, and metric by megabytes sent."""
+    """A table of methods: metric and training loss by round, and metric by gigabytes sent."""
     entries = experiments.experiments()[name].entries
     ran = {entry.algorithm: own for entry, own in runs_of(entries, found)}
     if not ran:
@@ -66,7 +53,7 @@ def training(name: str, found: Sequence[Cell]) -> list[Row]:
     order = list(methods.METHODS)
 
     def row(kind: str, key: str, heading: str, x_label: str, log: bool) -> Row:
-        x = results.megabytes if kind == "megabytes" else _round
+        x = _gigabytes if kind == "gigabytes" else _round
         panels = []
         for optimiser, column in evidence.columns(name).items():
             runs = [
@@ -90,7 +77,7 @@ def training(name: str, found: Sequence[Cell]) -> list[Row]:
                 Panel(
                     f"{task}-{kind}-{optimiser}",
                     x_label,
-                    key.replace("_", " "),
+                    page.words(key),
                     lines,
                     log_y=log and page.spans(line.curve for line in lines),
                     title=methods.OPTIMISER_NAMES[optimiser],
@@ -99,26 +86,34 @@ def training(name: str, found: Sequence[Cell]) -> list[Row]:
             )
         return Row(f"{task}-{kind}", heading, panels)
 
-    words = metric.replace("_", " ").capitalize()
+    words = page.headed(page.words(metric))
     return [
         row("metric", metric, f"{words} by round", "round", not higher),
         row("train_loss", "train_loss", "Training loss by round", "round", True),
-        row("megabytes", metric, f"{words} by megabytes sent", "megabytes up and down", not higher),
+        row("gigabytes", metric, f"{words} by gigabytes sent", "gigabytes up and down", not higher),
     ]
 
 
 def _top(lines: Sequence[Drawn]) -> float | None:
-    """Ten times the highest loss of a beginning, if one that diverges went beyond.
+    """Ten times the median loss of a beginning, if one that diverges went beyond.
 
     It would leave no room for what the others do.
     """
-    finite = [[mean for mean in line.curve.mean if np.isfinite(mean)] for line in lines]
-    top = 10 * max((means[0] for means in finite if means), default=0.0)
+    finite = [means for line in lines if (means := _finite(line))]
+    top = 10 * float(np.median([means[0] for means in finite])) if finite else 0.0
     return top if any(mean > top for means in finite for mean in means) else None
+
+
+def _finite(line: Drawn) -> list[float]:
+    return [mean for mean in line.curve.mean if np.isfinite(mean)]
 
 
 def _round(row: dict[str, Any]) -> float:
     return float(row["round"])
+
+
+def _gigabytes(row: dict[str, Any]) -> float:
+    return results.megabytes(row) / 1000
 
 
 def _as_run(cell: Cell, method: str) -> results.Run:
@@ -159,7 +154,7 @@ def _loss_of(rows: Sequence[dict[str, Any]]) -> float | None:
 def varied(
     name: str, found: Sequence[Cell], x_label: str, setting: Callable[[Entry], Any]
 ) -> Row | None:
-    """What FedDA comes to with each value of a setting: a panel for each task that was run."""
+    """What FedDA comes to with each value of a setting: a panel for each task with two or more."""
     experiment = experiments.experiments()[name]
     points: dict[str, dict[str, list[tuple[float, list[float]]]]] = {}
     metrics: dict[str, str] = {}
@@ -167,7 +162,7 @@ def varied(
         values = [np.nan if (mean := cell.mean(entry.at)) is None else mean for cell in own]
         of_task = points.setdefault(entry.task, {})
         of_task.setdefault(entry.algorithm, []).append((float(setting(entry)), values))
-        metrics[entry.task] = own[0].content["metric"].replace("_", " ")
+        metrics[entry.task] = page.words(own[0].content["metric"])
     panels = [
         Panel(
             f"{name}-{task}",
@@ -181,10 +176,11 @@ def varied(
                 if algorithm in by_algorithm
             ],
             few=True,
-            title=title(task),
+            title=methods.title(task),
         )
         for task, by_algorithm in points.items()
     ]
+    panels = [one for one in panels if any(len(_finite(line)) > 1 for line in one.lines)]
     return Row(name, experiment.title, panels) if panels else None
 
 

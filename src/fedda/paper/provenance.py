@@ -6,7 +6,7 @@ from typing import Any
 
 from fedda import page
 from fedda.paper.cells import Cell, Cells
-from fedda.paper.panels import title
+from fedda.paper.methods import title
 
 
 def count(many: Sequence[Any], name: str) -> str:

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from fedda import page
 from fedda.paper import evidence, experiments
 from fedda.paper.cells import Cell
-from fedda.paper.panels import title
-from fedda.paper.tables import Interval
+from fedda.paper.methods import title
+from fedda.results import Interval
 
 TABLES = tuple(f"table{number}" for number in range(6, 12))
 
@@ -78,7 +78,7 @@ def agreement(strip: Strip) -> str:
     found = strip.correlation
     if found is None:
         ran = sum(each is not None for each in strip.ours)
-        return f"rank correlation: {ran} of {len(strip.ours)} were run"
+        return f"{ran} of {len(strip.ours)} were run"
     return f"rank correlation {'is not defined' if math.isnan(found) else f'{found:.2f}'}"
 
 

@@ -6,7 +6,6 @@ from fedda.files import write_whole
 from fedda.paper import experiments, verdicts
 from fedda.paper.cells import Cells
 from fedda.paper.tables import section
-from fedda.paper.verdicts import Beside
 
 INTRO = """# Results
 
@@ -18,21 +17,19 @@ missing of one, and `fedda reproduce --add DIRECTORY` takes over a run of `fedda
 over seeds where there are two or more, and *last* the value after the last round. The paper prints
 one number without seeds. *Elsewhere* is what the authors of FedOpt report for their methods. *Not
 finite* counts uploads of clients that were left out for that, and rounds skipped. `-`: not run yet.
-The seconds in a cell are those of a device that other runs may have shared.
-
-The rules by which F5, F11, F12 and F14 are judged were mended after the first runs on EMNIST had
-been seen: only runs of shared seeds are compared; methods that failed are no rivals in speed (F5,
-EMNIST: 5.5 % before); calm is measured in the full-batch rounds alone (F11, "holds in part"
-before); FedDA's momentum has to beat local momentum too (F12); and time is that of `fedda bench`,
-of which up to 1.25 times FedAvg's is called little (F14).
+The seconds in a cell are those of a device that other runs may have shared. Small models of one
+program are trained together, which rounds otherwise than alone: `fedda run` with the same seed can
+end a little elsewhere.
 """
 
 
-def readme(results: Cells, beside: Beside) -> str:
-    """The whole text; `beside` is what other commands wrote beside the cells."""
+def readme(folder: Path, results: Cells) -> str:
+    """The whole text; before the tables, what a person wrote into the folder's `NOTES.md`."""
     made = [section(each, results.found) for each in experiments.experiments().values()]
-    parts = [INTRO.strip(), verdicts.section(results, beside), *made, _sources(results)]
-    return "\n\n".join(parts) + "\n"
+    notes = folder / "NOTES.md"
+    own = [notes.read_text(encoding="utf-8").strip()] if notes.exists() else []
+    told = verdicts.section(results, verdicts.read_beside(folder))
+    return "\n\n".join([INTRO.strip(), told, *own, *made, _sources(results)]) + "\n"
 
 
 def _sources(results: Cells) -> str:
@@ -56,5 +53,5 @@ def _sources(results: Cells) -> str:
 
 def write(folder: Path, results: Cells) -> Path:
     path = folder / "README.md"
-    write_whole(path, readme(results, verdicts.read_beside(folder)))
+    write_whole(path, readme(folder, results))
     return path

@@ -4,41 +4,15 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from fedda import algorithms
 from fedda import config as configs
 from fedda.config import Config
 from fedda.paper import cells
 from fedda.paper.cells import Cell
 from fedda.paper.experiments import Entry, Experiment
-
-# Quantiles of Student's t for intervals of 95 %, by degrees of freedom, from 1.
-T: tuple[float, ...] = (
-    12.706,
-    4.303,
-    3.182,
-    2.776,
-    2.571,
-    2.447,
-    2.365,
-    2.306,
-    2.262,
-    2.228,
-    2.201,
-    2.179,
-    2.160,
-)
-T += (2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056)
+from fedda.results import Interval, interval
 
 ALWAYS_WHOLE = ("table2", "table3", "table4", "table5")  # shown with what was not run yet
-
-
-class Interval(NamedTuple):
-    """A mean over seeds; not a number where the result of some seed was not finite."""
-
-    mean: float
-    half: float | None  # the half of its 95 % interval; None for a single seed
 
 
 class Line(NamedTuple):
@@ -51,16 +25,6 @@ class Line(NamedTuple):
     seeds: int = 0
     failures: int = 0
     variant: str = ""  # what tells two lines of one run from each other
-
-
-def interval(values: Sequence[float | None]) -> Interval:
-    """The mean over seeds, and how far off it may be."""
-    known = [math.nan if value is None else value for value in values]
-    mean = math.fsum(known) / len(known)
-    if len(known) == 1:
-        return Interval(mean, None)
-    quantile = T[min(len(known) - 1, len(T)) - 1]
-    return Interval(mean, quantile * float(np.std(known, ddof=1)) / math.sqrt(len(known)))
 
 
 def lines(experiment: Experiment, found: Iterable[Cell], rounds: int | None = None) -> list[Line]:

@@ -3,6 +3,7 @@
 Everything on it is read off the cells and `theory.json`. What was not run yet is named, not drawn.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -15,13 +16,14 @@ from fedda.files import write_whole
 from fedda.paper import cells, experiments, panels, provenance, rates, tables, verdicts
 from fedda.paper.cells import Cells
 from fedda.paper.experiments import Experiment
-from fedda.paper.panels import Row, title
+from fedda.paper.methods import title
+from fedda.paper.panels import Row
 from fedda.paper.tables import Line
 from fedda.paper.verdicts import Beside, Verdict
 
-LONG = 400  # characters, from which on a text is folded
 TITLE = "The FedDA paper, run again"
-COMPARED = tables.ALWAYS_WHOLE
+TRAINED = tables.ALWAYS_WHOLE  # the paper's figures 1 to 4, 7 and 8 are of these tables
+COMPARED = ("table2", "table2-tff21", "table3", "table4", "table4-tff21", "table5")
 VARIED = {  # what their horizontal axis is
     "figure5": ("local iterations", lambda entry: entry.values["local_work"]),
     "figure5-scaled": ("local iterations", lambda entry: entry.values["local_work"]),
@@ -29,11 +31,12 @@ VARIED = {  # what their horizontal axis is
 }
 MARKS = {
     verdicts.HOLDS: ("holds", "✓"),
+    verdicts.SO_FAR: ("holds", "…"),
     verdicts.IN_PART: ("partly", "◐"),
     verdicts.FAILS: ("fails", "✗"),
     verdicts.OPEN: ("open", "?"),
 }
-GONE = "What leaves the plot is more than ten times as high as any loss at the beginning."
+GONE = "What leaves the plot is more than ten times as high as losses are at the beginning."
 BANDS = "Means over seeds; a band spans them, from the lowest to the highest."
 
 
@@ -54,18 +57,18 @@ def write(folder: Path, directory: Path) -> list[Path]:
     made.varied()
     made.rates()
     made.others()
+    made.missing()
     made.provenance(beside.theory)
     write_whole(path, made.text())
     return [path, *made.files]
 
 
 class _Page:
-    """Collects the sections of the page, its figures, and what there is nothing of yet."""
+    """Collects the sections of the page, and its figures."""
 
     def __init__(self, results: Cells, directory: Path) -> None:
         self.results, self.directory = results, directory
         self.sections: list[tuple[str, str, str]] = []  # name, heading, HTML
-        self.missing: list[str] = []
         self.files: list[Path] = []
         self.plots = 0
 
@@ -73,7 +76,6 @@ class _Page:
         links = "".join(
             f"<a href='#{name}'>{escape(heading)}</a>\n" for name, heading, _ in self.sections
         )
-        gone = escape(f"Not run yet: {'; '.join(self.missing)}.") if self.missing else ""
         body = "".join(
             f"<section id='{name}'><h2>{escape(heading)}</h2>\n{html}</section>\n"
             for name, heading, html in self.sections
@@ -81,9 +83,7 @@ class _Page:
         intro = f"{provenance.count(self.results.found, 'finished run')}."
         return page.document(
             TITLE,
-            f"<p>{intro}</p>\n<nav>{links}</nav>\n"
-            + (f"<p class='small' id='missing'>{gone}</p>\n" if gone else "")
-            + body,
+            f"<p>{intro}</p>\n<nav>{links}</nav>\n{body}",
             _CSS,
         )
 
@@ -111,30 +111,23 @@ class _Page:
             self._add("tables", "Paper beside ours", f"<p class='small'>{how}</p>\n{made}")
 
     def curves(self) -> None:
-        """The paper's figures 1 to 4, 7 and 8."""
-        for name in COMPARED:
-            experiment = experiments.experiments()[name]
-            task = experiment.tasks[0]
-            rows = panels.training(name, self.results.found)
-            if rows:
-                note = f"<p class='small'>{escape(' '.join([BANDS, *experiment.notes]))}</p>\n"
-                drawn = "".join(
-                    self._row(row, GONE if any(one.top is not None for one in row.panels) else "")
-                    for row in rows
-                )
+        for name in TRAINED:
+            task = experiments.experiments()[name].tasks[0]
+            drawn = "".join(
+                self._row(row, GONE if any(one.top is not None for one in row.panels) else "")
+                for row in panels.training(name, self.results.found)
+            )
+            if drawn:
+                note = f"<p class='small'>{BANDS}</p>\n"
                 self._add(f"curves-{task}", f"{title(task)}: training", note + drawn)
-            else:
-                self.missing.append(f"curves of {title(task)}")
 
     def varied(self) -> None:
         html = ""
         for name, (x_label, setting) in VARIED.items():
-            experiment = experiments.experiments()[name]
             row = panels.varied(name, self.results.found, x_label, setting)
-            if row is None:
-                self.missing.append(experiment.title)
-            else:
-                html += self._row(row, " ".join([*experiment.notes, BANDS]))
+            if row is not None:
+                notes = experiments.experiments()[name].notes
+                html += self._row(row, " ".join([*notes, BANDS]))
         if html:
             self._add("varied", "Local iterations and rounds", html)
 
@@ -143,11 +136,6 @@ class _Page:
         for name in rates.TABLES:
             experiment = experiments.experiments()[name]
             strips = rates.strips(name, self.results.found)
-            ran = {strip.task for strip in strips}
-            gone = [title(task) for task in experiment.tasks if task not in ran]
-            if gone:
-                number = experiment.title.partition(":")[0]
-                self.missing.append(f"{number} on {', '.join(gone)}")
             if strips:
                 self.files += rates.draw(name, strips, self.directory)
                 drawn = "".join(map(rates.html, strips))
@@ -155,9 +143,10 @@ class _Page:
         if html:
             how = (
                 "A stronger colour is a higher value of its strip. The rank correlation "
-                "(Spearman's) of paper and ours is 1 where both order the rates alike. "
-                + experiments.NOT_STACK_OVERFLOW
+                "(Spearman's) of paper and ours is 1 where both order the rates alike."
             )
+            if title("stackexchange") in html:
+                how += f" {experiments.NOT_STACK_OVERFLOW}"
             self._add(
                 "rates", "Sensitivity to rates", f"<p class='small'>{escape(how)}</p>\n{html}"
             )
@@ -169,6 +158,19 @@ class _Page:
         made = self._tables(each for each in every if each.name not in shown)
         if made:
             self._add("others", "Beyond the paper", made)
+
+    def missing(self) -> None:
+        """How much there is of each experiment that is not complete."""
+        there = {cells.group(one.config) for one in self.results.found}
+        listed = ""
+        for each in experiments.experiments().values():
+            wanted = {cells.group(tables.resolved(entry, None)) for entry in each.entries}
+            if not wanted <= there:
+                name = each.title.partition(":")[0]
+                ran = f"{len(wanted & there)} of {len(wanted)} runs"
+                listed += f"<li>{escape(name)}: {ran}</li>\n"
+        if listed:
+            self._add("missing", "Not run yet", f"<p>Finished so far:</p>\n<ul>{listed}</ul>\n")
 
     def provenance(self, theory: Mapping[str, Any] | None) -> None:
         html = provenance.html(self.results, theory)
@@ -186,12 +188,11 @@ class _Page:
             lines = tables.lines(experiment, self.results.found)
             ran = len({line.label for line in lines if line.seeds})
             if ran == 0:
-                self.missing.append(experiment.title)
                 continue
             if experiment.name not in tables.ALWAYS_WHOLE:
                 lines = [line for line in lines if line.seeds]
             state = f"{ran} of {len(experiment.entries)} runs."
-            note = escape(" ".join([state, *experiment.notes]))
+            note = _prose(" ".join([state, *experiment.notes]))
             html += f"<h3>{escape(experiment.title)}</h3>\n<p class='small'>{note}</p>\n"
             html += page.table(_listing(lines), experiment.name)
         return html
@@ -204,7 +205,7 @@ class _Page:
             self.plots += 1
             drawn = page.plot(panel, first=self.plots == 1)
             figures += f"<figure><figcaption>{escape(panel.title)}</figcaption>{drawn}</figure>\n"
-        told = f"<p class='small'>{escape(note)}</p>\n" if note else ""
+        told = f"<p class='small'>{_prose(note)}</p>\n" if note else ""
         return f"<h3>{escape(row.title)}</h3>\n{told}<div class='side'>{figures}</div>\n"
 
 
@@ -229,18 +230,16 @@ def _listing(lines: Sequence[Line]) -> list[list[str]]:
 
 def _verdict(each: Verdict) -> str:
     kind, mark = MARKS[each.verdict]
-    measured = f"<p class='small'>{escape(each.measured)}</p>"
-    if len(each.measured) > LONG:  # unfolds under its first words
-        lead, mark_of_end, rest = each.measured.partition(". ")
-        if len(lead) > LONG / 2:
-            lead, mark_of_end, rest = each.measured.partition(": ")
-        summary = f"<summary class='small'>{escape(lead + mark_of_end)}…</summary>"
-        measured = f"<details>{summary}<p class='small'>{escape(rest)}</p></details>"
+    label = f"<span class='verdict {kind}'>{mark} {escape(each.verdict)}</span>"
     return (
-        f"<li id='{each.name}'><b>{each.name}</b>"
-        f"<span class='verdict {kind}'>{mark} {escape(each.verdict)}</span>"
-        f"<div><p>{escape(each.claim)}</p>{measured}</div></li>\n"
+        f"<li id='{each.name}'><h3>{each.name} {label}<br>{_prose(each.claim)}</h3>"
+        f"<p>{_prose(each.measured)}</p></li>\n"
     )
+
+
+def _prose(text: str) -> str:
+    """A text as HTML; what stands between backticks is code."""
+    return re.sub("`(.+?)`", r"<code>\1</code>", escape(text))
 
 
 # A plot takes the width that is there when it is read, hence columns that do not depend on what is
@@ -253,21 +252,16 @@ h2 { margin-top: 3rem; padding-top: 1rem; border-top: 1px solid var(--line); fon
 h3 { margin: 2rem 0 .25rem; font-size: 1.05rem; }
 a { color: inherit; }
 nav { display: flex; flex-wrap: wrap; gap: .25rem 1rem; font-size: .9rem; }
-.verdicts { list-style: none; margin: 0; padding: 0; }
-.verdicts li {
-  display: grid; grid-template-columns: 2.5rem 10rem 1fr; padding: .6rem 0;
-  border-bottom: 1px solid var(--line);
+.verdicts { list-style: none; margin: 0; padding: 0; max-width: 50rem; }
+.verdicts li { padding: .75rem 0; border-bottom: 1px solid var(--line); }
+.verdicts :is(h3, p) { margin: 0 0 .25rem; }
+.verdict {
+  white-space: nowrap; font-size: .8rem; padding: .1rem .5rem; border-radius: .25rem;
+  color: var(--page);
 }
-.verdicts p { margin: 0; }
-.verdicts details { border: 0; }
-.verdicts summary { padding: 0; }
-@media (max-width: 40rem) {
-  .verdicts li { grid-template-columns: 2.5rem 1fr; }
-  .verdicts div { grid-column: 1 / -1; }
-}
-.verdict { white-space: nowrap; font-weight: 600; }
-.holds { color: var(--good); } .partly { color: var(--fair); }
-.fails { color: var(--bad); } .open { color: var(--quiet); }
+.holds { background: var(--good); } .partly { background: var(--fair); }
+.fails { background: var(--bad); } .open { background: var(--quiet); }
+#missing ul { columns: 20rem; padding-left: 1.2rem; }
 .scroll { margin-top: .75rem; }
 .side {
   display: grid; gap: 1rem 2rem;
@@ -281,4 +275,5 @@ figcaption { font-weight: 600; font-size: .9rem; }
 .strip :is(td, th) { text-align: center; }
 .strip :is(th, td):first-child { min-width: 4.5rem; text-align: left; }
 :is(#tables, #others) :is(th, td):last-child { text-align: left; }
+#others :is(th, td):first-child { min-width: 9.5rem; }
 """
