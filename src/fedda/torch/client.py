@@ -1,20 +1,15 @@
-"""FedDA for clients that train a PyTorch module.
+"""The client of a federation that trains a PyTorch module.
 
-A client of FedDA runs plain SGD and, beside it, accumulates a momentum that its steps do not use:
-`DecoupledSGD` does both, and the loop around it stays as it is. `client_app` is a whole Flower
-client for a module and its `DataLoader`; `begin_round` and `end_round` do the same for a loop of
-your own. What is sent is what JAX clients send, so both kinds can serve in one federation. The
-parameters of a module are to the server a flat dictionary from their names to arrays.
+`client_app` is a whole one; `begin_round` and `end_round` do the same for a loop of your own. What
+is sent is what JAX clients send, so both kinds can serve in one federation.
 """
 
 import json
-import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from itertools import chain, islice, repeat
-from numbers import Real
-from typing import Any, Literal, get_args, overload
+from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -30,198 +25,15 @@ from torch.utils.data import DataLoader
 
 from fedda import algorithms, tree
 from fedda.algorithms import fedda
-from fedda.core import Decay, NonNegative, Positive
-from fedda.data.shards import num_rows
 from fedda.errors import InputError, unknown
 from fedda.flower import wire
 from fedda.flower.client import partition
 from fedda.local import Weighted
-from fedda.models import Model
-from fedda.task import Plan, Task
+from fedda.torch.bridge import DTYPES, load, parameters, private_buffer, to_array, to_tensor
+from fedda.torch.decoupled_sgd import DecoupledSGD
 from fedda.tree import PyTree
 
 ALGORITHMS = ("fedavg", "fedda-adagrad", "fedda-adam", "fedda-sgdm")
-DTYPES = {torch.bfloat16: jnp.bfloat16, torch.float32: jnp.float32, torch.float64: jnp.float64}
-
-# ----------------------------------------------------------------------------- the optimiser
-
-_DOMAINS = {
-    name: get_args(kind)[1]
-    for name, kind in (("lr", Positive), ("beta1", Decay), ("mu", NonNegative))
-}
-
-
-class DecoupledSGD(torch.optim.Optimizer):
-    """SGD that also accumulates the decoupled momentum of FedDA.
-
-        g = gradient + mu (w - W)
-        w <- w - lr g                        the momentum is not used here
-        m <- beta1 m + (1 - beta1) g
-
-    W is where the parameters are when a round starts, which is when they are given to the optimiser
-    or when `start` is called; there m is the server's momentum, or 0. A parameter without a
-    gradient has a gradient of 0. In a federation lr, beta1 and mu are the server's: `begin_round`
-    sets them.
-    """
-
-    def __init__(
-        self, params: Iterable[Any], lr: float = 0.1, beta1: float = 0.9, mu: float = 0.0
-    ) -> None:
-        super().__init__(params, {"lr": lr, "beta1": beta1, "mu": mu})
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds parameters; for them the round starts now."""
-        for name, domain in _DOMAINS.items():
-            value = param_group.get(name, self.defaults[name])
-            number = isinstance(value, Real) and not isinstance(value, bool)
-            if not number or not math.isfinite(value) or not domain.allows(value):
-                raise InputError(f"{name} of DecoupledSGD must be {domain.words}, got {value!r}.")
-        super().add_param_group(param_group)
-        self._start(self.param_groups[-1]["params"], {})
-
-    def start(self, momentum: Mapping[Tensor, Tensor] | None = None) -> None:
-        """Starts a round where the parameters are now, with the server's momentum of each, or 0."""
-        for group in self.param_groups:
-            self._start(group["params"], momentum or {})
-
-    @torch.no_grad()
-    def _start(self, params: Iterable[Tensor], momentum: Mapping[Tensor, Tensor]) -> None:
-        for w in params:
-            m = torch.zeros_like(w)
-            if w in momentum:
-                m.copy_(momentum[w])
-            # A tensor for each parameter, as in PyTorch's own optimisers: a compiled step would be
-            # compiled anew for every value of a number.
-            self.state[w] = {"start": w.detach().clone(), "momentum": m, "step": torch.zeros(())}
-
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One step; a `closure` computes loss and gradients anew, and its loss is returned."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            self._step(group)
-        return loss
-
-    def _step(self, group: dict[str, Any]) -> None:
-        params, beta1, mu = group["params"], group["beta1"], group["mu"]
-        states = [self.state[w] for w in params]
-        starts, momenta, counts = (
-            [state[name] for state in states] for name in ("start", "momentum", "step")
-        )
-        gradients: Any = [
-            torch.zeros_like(w) if w.grad is None else w.grad.to_dense() for w in params
-        ]
-        if mu:
-            pulls = torch._foreach_sub(params, starts)
-            gradients = torch._foreach_add(gradients, pulls, alpha=mu)
-        torch._foreach_add_(params, gradients, alpha=-group["lr"])
-        torch._foreach_mul_(momenta, beta1)
-        torch._foreach_add_(momenta, gradients, alpha=1 - beta1)
-        torch._foreach_add_(counts, 1)
-
-
-# --------------------------------------------------------------------------------- the module
-
-
-def parameters(module: Module) -> dict[str, Parameter]:
-    """The parameters of a module by their names, if it is one that can be federated."""
-    if not isinstance(module, Module):
-        raise InputError(f"module must be a torch.nn.Module, got {type(module).__name__}.")
-    module = getattr(module, "_orig_mod", module)  # what torch.compile has wrapped
-    found = dict(module.named_parameters())
-    if not found:
-        raise InputError("the module must have parameters, got none.")
-    for name, parameter in found.items():
-        if parameter.dtype not in DTYPES:
-            raise InputError(
-                "the parameters must be of float32, float64 or bfloat16 (float16 overflows in "
-                f"sums over clients), got {parameter.dtype} in {name}. Convert the module, for "
-                "instance by module.float()."
-            )
-    for name, part in module.named_modules():
-        if getattr(part, "track_running_stats", False):
-            raise _private_buffer(f"{type(part).__name__} {name!r} keeps running statistics")
-    return found
-
-
-def _private_buffer(what: str) -> InputError:
-    return InputError(
-        f"{what}, but a federated model is its parameters alone: such a buffer would stay with the "
-        "client. Use layers that keep none, such as GroupNorm or LayerNorm in place of BatchNorm."
-    )
-
-
-def load(module: Module, params: Mapping[str, Any]) -> None:
-    """Gives a module the parameters of a server's state."""
-    own = parameters(module)
-    if own.keys() != params.keys():
-        odd = sorted(own.keys() ^ params.keys())[0]
-        raise InputError(
-            f"the module has {len(own)} parameters, got {len(params)} arrays with other names, "
-            f"{odd} among them. Build the module as on the server."
-        )
-    for name, parameter in own.items():
-        if parameter.shape != params[name].shape:
-            raise InputError(
-                f"{name} has shape {tuple(parameter.shape)} in the module, got an array of shape "
-                f"{tuple(params[name].shape)}. Build the module as on the server."
-            )
-    with torch.no_grad():
-        for name, parameter in own.items():
-            parameter.copy_(_tensor(params[name]))
-
-
-def model(module: Module) -> Model:
-    """The module for the server: its parameters now are those of the first round.
-
-    The server does not compute with it. What asks `apply` for the shapes of uploads is answered;
-    what asks for numbers, as an evaluation does, is refused.
-    """
-    initial = {name: _array(parameter) for name, parameter in parameters(module).items()}
-
-    def refuse() -> np.ndarray:
-        raise InputError(
-            "a server does not compute with a PyTorch module, so it cannot evaluate one: leave "
-            "test out, and give evaluate, which may load the parameters with fedda.torch.load."
-        )
-
-    def apply(params: PyTree, x: Any) -> Any:
-        like = jax.ShapeDtypeStruct((num_rows(x),), jnp.result_type(float))
-        return jax.pure_callback(refuse, like)
-
-    return Model(lambda key: jax.tree.map(jnp.asarray, initial), apply)
-
-
-def task(module: Module) -> Task:
-    """What the `Settings` of a server need of a module; the clients know all else."""
-    return Task(model(module), _outputs, Plan(1))
-
-
-def _outputs(outputs: Any, y: Any) -> Any:
-    return outputs
-
-
-def _array(tensor: Tensor) -> np.ndarray:
-    """A copy as NumPy has it, or as JAX's NumPy has bfloat16; float64 only where JAX has that."""
-    tensor = tensor.detach().cpu()
-    if tensor.dtype == torch.bfloat16:
-        return np.array(tensor.view(torch.uint16).numpy().view(jnp.bfloat16))
-    return np.array(tensor.numpy(), jax.dtypes.canonicalize_dtype(tensor.numpy().dtype))
-
-
-def _tensor(array: Any) -> Tensor:
-    array = np.asarray(array)
-    if array.dtype == jnp.bfloat16:
-        return torch.tensor(array.view(np.uint16)).view(torch.bfloat16)
-    return torch.tensor(array)
-
 
 # ---------------------------------------------------------------------------------- one round
 
@@ -248,7 +60,7 @@ def begin_round(content: RecordDict, module: Module, optimizer: DecoupledSGD) ->
     load(module, params)
     for group in optimizer.param_groups:
         group.update(settings)
-    optimizer.start({own[name]: _tensor(array) for name, array in momentum.items()})
+    optimizer.start({own[name]: to_tensor(array) for name, array in momentum.items()})
     return order
 
 
@@ -298,9 +110,9 @@ def _upload(
     states = {name: optimizer.state[w] for name, w in own.items()}
     moved = {name: states[name]["start"] - w for name, w in own.items()}
     if order.algorithm == "fedavg":
-        return {name: _array(-change) for name, change in moved.items()}
-    gradients = {name: _array(change / settings["lr"]) for name, change in moved.items()}
-    momentum = {name: _array(state["momentum"]) for name, state in states.items()}
+        return {name: to_array(-change) for name, change in moved.items()}
+    gradients = {name: to_array(change / settings["lr"]) for name, change in moved.items()}
+    momentum = {name: to_array(state["momentum"]) for name, state in states.items()}
     options, dtype = _options(order), jnp.result_type(float)
     steps = np.asarray(states[next(iter(own))]["step"], dtype)
     decay = np.asarray(settings["beta1"] ** steps, dtype)
@@ -420,7 +232,7 @@ def _checked(loader: Any) -> DataLoader[Any]:
 
 def _examples(loader: DataLoader[Any]) -> int:
     """How many there are in an epoch; a sampler may give but a part of the dataset."""
-    return len(loader.sampler)  # type: ignore[arg-type]
+    return len(cast(Sized, loader.sampler))
 
 
 def _batches(loader: DataLoader[Any], amount: int, unit: str) -> Iterator[Any]:
@@ -498,4 +310,4 @@ def _same_buffers(module: Module) -> Iterator[None]:
     yield
     for name, buffer in floating().items():
         if not torch.equal(buffer, before[name]):
-            raise _private_buffer(f"training changes the buffer {name!r}")
+            raise private_buffer(f"training changes the buffer {name!r}")

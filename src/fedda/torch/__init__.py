@@ -1,0 +1,24 @@
+"""FedDA for clients that train a PyTorch module.
+
+`client_app` is a whole Flower client for a module and its `DataLoader`; `DecoupledSGD` between
+`begin_round` and `end_round` does the same in a loop of your own. `task` is the module for the
+server, and `load` gives it what was learnt.
+"""
+
+from fedda.torch.bridge import DTYPES, load, model, parameters, task
+from fedda.torch.client import ALGORITHMS, begin_round, client_app, end_round, introduce
+from fedda.torch.decoupled_sgd import DecoupledSGD
+
+__all__ = [
+    "ALGORITHMS",
+    "DTYPES",
+    "DecoupledSGD",
+    "begin_round",
+    "client_app",
+    "end_round",
+    "introduce",
+    "load",
+    "model",
+    "parameters",
+    "task",
+]

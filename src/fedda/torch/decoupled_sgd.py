@@ -1,0 +1,96 @@
+"""The optimiser of a client of FedDA, for a PyTorch training loop that otherwise stays as it is.
+
+Such a client runs plain SGD and, beside it, accumulates a momentum that its steps do not use.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Real
+from typing import Any, get_args, overload
+
+import torch
+from torch import Tensor
+
+from fedda.core import Decay, NonNegative, Positive
+from fedda.errors import InputError
+
+_DOMAINS = {
+    name: get_args(kind)[1]
+    for name, kind in (("lr", Positive), ("beta1", Decay), ("mu", NonNegative))
+}
+
+
+class DecoupledSGD(torch.optim.Optimizer):
+    """SGD that also accumulates the decoupled momentum of FedDA.
+
+        g = gradient + mu (w - W)
+        w <- w - lr g                        the momentum is not used here
+        m <- beta1 m + (1 - beta1) g
+
+    W is where the parameters are when a round starts, which is when they are given to the optimiser
+    or when `start` is called; there m is the server's momentum, or 0. A parameter without a
+    gradient has a gradient of 0. In a federation lr, beta1 and mu are the server's: `begin_round`
+    sets them.
+    """
+
+    def __init__(
+        self, params: Iterable[Any], lr: float = 0.1, beta1: float = 0.9, mu: float = 0.0
+    ) -> None:
+        super().__init__(params, {"lr": lr, "beta1": beta1, "mu": mu})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds parameters; for them the round starts now."""
+        for name, domain in _DOMAINS.items():
+            value = param_group.get(name, self.defaults[name])
+            number = isinstance(value, Real) and not isinstance(value, bool)
+            if not number or not math.isfinite(value) or not domain.allows(value):
+                raise InputError(f"{name} of DecoupledSGD must be {domain.words}, got {value!r}.")
+        super().add_param_group(param_group)
+        self._start(self.param_groups[-1]["params"], {})
+
+    def start(self, momentum: Mapping[Tensor, Tensor] | None = None) -> None:
+        """Starts a round where the parameters are now, with the server's momentum of each, or 0."""
+        for group in self.param_groups:
+            self._start(group["params"], momentum or {})
+
+    @torch.no_grad()
+    def _start(self, params: Iterable[Tensor], momentum: Mapping[Tensor, Tensor]) -> None:
+        for w in params:
+            m = torch.zeros_like(w)
+            if w in momentum:
+                m.copy_(momentum[w])
+            # A tensor for each parameter, as in PyTorch's own optimisers: a compiled step would be
+            # compiled anew for every value of a number.
+            self.state[w] = {"start": w.detach().clone(), "momentum": m, "step": torch.zeros(())}
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One step; a `closure` computes loss and gradients anew, and its loss is returned."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            self._step(group)
+        return loss
+
+    def _step(self, group: dict[str, Any]) -> None:
+        params, beta1, mu = group["params"], group["beta1"], group["mu"]
+        states = [self.state[w] for w in params]
+        starts, momenta, counts = (
+            [state[name] for state in states] for name in ("start", "momentum", "step")
+        )
+        gradients: list[Tensor] | tuple[Tensor, ...] = [
+            torch.zeros_like(w) if w.grad is None else w.grad.to_dense() for w in params
+        ]
+        if mu:
+            pulls = torch._foreach_sub(params, starts)
+            gradients = torch._foreach_add(gradients, pulls, alpha=mu)
+        torch._foreach_add_(params, gradients, alpha=-group["lr"])
+        torch._foreach_mul_(momenta, beta1)
+        torch._foreach_add_(momenta, gradients, alpha=1 - beta1)
+        torch._foreach_add_(counts, 1)
