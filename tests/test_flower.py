@@ -24,7 +24,7 @@ from fedda.task import Plan, Task
 from flower_grid import LocalGrid
 
 pytest.importorskip("flwr")
-from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedda.flower import Secure, Settings, client_app, secure_mods, serve, wire
@@ -211,6 +211,7 @@ SPOILT = {
         reply, lambda a: Array(a.dtype, tuple(a.shape), a.stype, a.data + bytes(10**6))
     ),
     "pickle": lambda reply: with_arrays(reply, pickled),
+    "seen": lambda reply: changed(reply, seen=MetricRecord({"loss": [1.0, 2.0], "examples": 1.0})),
     "names": lambda reply: changed(reply, upload=ArrayRecord({"x": Array(np.zeros(2))})),
     "nothing": lambda reply: Message(metadata=reply.metadata, content=RecordDict()),
     "algorithm": lambda reply: altered(reply, algorithm="fedavg"),

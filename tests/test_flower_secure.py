@@ -33,8 +33,9 @@ import fedda
 from fedda import algorithms, api
 from fedda.data.shards import from_clients
 from fedda.errors import InputError
-from fedda.flower import client_app, wire
-from fedda.flower.secure import Halted, Secure, secure_mods, secure_sum
+from fedda.flower import Secure, client_app, secure_mods, wire
+from fedda.flower.sums import Halted
+from fedda.flower.unmasking import secure_sum
 from fedda.local import Weighted
 from fedda.losses import squared_error
 from fedda.task import Plan, Task

@@ -6,8 +6,10 @@ a federation and `fedda.run` come to the same model.
 """
 
 from fedda.flower.client import client_app
-from fedda.flower.secure import Secure, secure_mods
-from fedda.flower.server import Served, Settings, serve, server_app
+from fedda.flower.masking import secure_mods
+from fedda.flower.secure import Secure
+from fedda.flower.server import Served, serve, server_app
+from fedda.flower.settings import Settings
 
 __all__ = [
     "Secure",

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from jax import random
 from jax.tree_util import keystr
 
@@ -91,6 +91,13 @@ def nbytes(content: RecordDict) -> int:
         each = value if isinstance(value, list) else [value]
         arrays += [one for one in each if isinstance(one, bytes)]
     return sum(map(len, arrays))
+
+
+def content(reply: Message) -> RecordDict:
+    """What a reply holds, or a refusal if it tells of an error."""
+    if reply.has_error():
+        raise Refused(f"an error: {reply.error.reason}")
+    return reply.content
 
 
 def read(content: RecordDict, name: str, **types: type) -> dict[str, Any]:

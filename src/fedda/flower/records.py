@@ -1,0 +1,90 @@
+"""What a server keeps: how far it has come, and the files that it goes on from."""
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedda.checkpoint import Checkpoints
+from fedda.files import read_rows, write_whole
+from fedda.simulate import Row
+
+log = logging.getLogger("fedda.flower")
+
+
+@dataclass
+class Progress:
+    """What a server that is started again must know besides its state."""
+
+    round: int = 0  # the next one
+    serial: int = 0  # of the last message
+    counted: Mapping[str, int] = field(default_factory=dict)
+    # the last upload of each client that counted, by its serial
+    events: dict[str, int] = field(default_factory=dict)  # what did not go as it should
+    bytes_down: int = 0
+    bytes_up: int = 0
+    nonfinite_clients: int = 0
+    skipped_rounds: int = 0
+
+    def event(self, name: str, words: str, *details: object) -> None:
+        """Something that did not go as it should: logged, and counted in the summary."""
+        log.warning(words, *details)
+        self.events[name] = self.events.get(name, 0) + 1
+
+
+class Records:
+    """The files of a federation: metrics, a line for each round, checkpoints, and a summary."""
+
+    def __init__(self, directory: Path | None) -> None:
+        self.directory, self.history = directory, list[Row]()
+        self.checkpoints: Checkpoints | None = None
+        if directory is not None:
+            directory.mkdir(parents=True, exist_ok=True)
+            self.checkpoints = Checkpoints(directory / "checkpoints")
+
+    def __enter__(self) -> "Records":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.checkpoints is not None:
+            self.checkpoints.close()
+
+    def read_back(self, state: Any) -> tuple[Any, Progress]:
+        """The newest whole checkpoint or the beginning; lines of later rounds are cut off."""
+        if self.directory is None or self.checkpoints is None:
+            return state, Progress()
+        written = read_rows(self.directory / "metrics.jsonl")
+        found, damaged = self.checkpoints.newest_whole(state, written.size)
+        for note in damaged:
+            log.warning(note)
+        progress, size = Progress(), 0
+        if found is not None:
+            state = jax.tree.map(jnp.asarray, found.run)
+            progress, size = Progress(**found.numbers["progress"]), found.numbers["metrics_bytes"]
+        self.history = [row for row in written.rows if row["round"] <= progress.round]
+        self.checkpoints.drop_after(progress.round if found is not None else -1)
+        with open(self.directory / "metrics.jsonl", "ab") as lines:
+            lines.truncate(size)
+        return state, progress
+
+    def add(self, row: Row, state: Any, progress: Progress) -> None:
+        """Saves a round to its end: a server that is killed after it need not repeat it."""
+        self.history.append(row)
+        if self.directory is None or self.checkpoints is None:
+            return
+        with open(self.directory / "metrics.jsonl", "ab") as lines:
+            lines.write(json.dumps(row).encode() + b"\n")
+            size = lines.tell()
+        numbers = {"metrics_bytes": size, "progress": asdict(progress)}
+        if refused := self.checkpoints.save(progress.round, state, numbers):
+            log.warning(refused)
+        self.checkpoints.wait()
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        if self.directory is not None:
+            write_whole(self.directory / "summary.json", json.dumps(summary, indent=2) + "\n")

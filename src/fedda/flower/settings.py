@@ -1,0 +1,108 @@
+"""What a federation is to do: its settings, their checks, and the algorithm that they name."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+from jax import random
+
+from fedda import algorithms, api
+from fedda.core import Algorithm, as_sent
+from fedda.data.shards import Shard, from_clients
+from fedda.errors import InputError
+from fedda.flower.secure import Secure
+from fedda.privacy import only_summed
+from fedda.task import Task
+from fedda.tree import PyTree
+
+
+class Settings(NamedTuple):
+    """How a federation is trained."""
+
+    algorithm: str | Algorithm
+    task: Task
+    example: tuple[Any, Any]  # arrays (x, y) of one example or more, like the clients' own
+    rounds: int
+    cohort: int  # clients that are asked in a round
+    chosen: Mapping[str, Any] = {}  # hyper-parameters and options of the algorithm
+    seed: int = 0
+    stabilise: int = 0  # rounds at the end in which a client takes one step with all its examples
+    test: tuple[Any, Any] | None = None
+    evaluate: Callable[[PyTree], Mapping[str, float]] | None = None  # the model, in your own way
+    eval_every: int = 1
+    nodes: int = 0  # that must be there before the first round; 0: as many as a cohort has clients
+    least: int = 1  # sound replies that a phase needs
+    deadline: float = 600.0  # seconds, for the replies of a phase and for nodes to come
+    attempts: int = 3  # at a round, before it is skipped
+    most_norm: float | None = None  # of an upload, after a weighted one was divided by its weight
+    most_weight: float | None = None  # of a weighted upload: the examples that a client may have
+    secure: Secure | None = None  # sums alone are revealed; the clients have `secure_mods`
+    directory: Path | None = None  # for metrics, checkpoints and the summary
+
+
+class Method(NamedTuple):
+    """The algorithm of a federation, as the server computes with it and as orders name it."""
+
+    algorithm: Algorithm
+    hp: Any
+    example: Shard  # like the clients' own
+    name: str
+    options: str  # as JSON
+    hyper: Mapping[str, float]
+
+    def first_state(self, settings: Settings) -> Any:
+        """The server's state before the first round, as in a simulation."""
+        key = random.fold_in(random.key(settings.seed), 0)
+        params = jax.jit(settings.task.model.init)(key)
+        return jax.jit(self.algorithm.init)(self.hp, params)
+
+
+def method(settings: Settings) -> Method:
+    """What the settings name, after a check that a federation can be trained with them."""
+    record, hyper = algorithms.configure(settings.algorithm, settings.chosen)
+    _check_numbers(settings)
+    _check_secure(settings, record)
+    name = settings.algorithm if isinstance(settings.algorithm, str) else "own"
+    known = algorithms.options(name) if name != "own" else {}
+    options = {name: value for name, value in settings.chosen.items() if name in known}
+    return Method(
+        record,
+        api.traced(hyper, settings.task.model),
+        from_clients([settings.example]).shard(0),
+        name,
+        json.dumps(options, sort_keys=True),
+        {name: float(value) for name, value in hyper._asdict().items()},
+    )
+
+
+def _check_numbers(settings: Settings) -> None:
+    for name in ("rounds", "cohort", "eval_every", "least", "attempts"):
+        value = getattr(settings, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InputError(f"{name} must be a whole number of at least 1, got {value!r}.")
+    if settings.least > settings.cohort:
+        raise InputError(
+            f"least must be at most cohort, which is {settings.cohort}, got {settings.least}: no "
+            "round would have enough replies. Lower least or raise cohort."
+        )
+    if not settings.deadline > 0:
+        raise InputError(f"deadline must be a positive number of seconds, got {settings.deadline}.")
+    api.check_seed(settings.seed)
+
+
+def _check_secure(settings: Settings, record: Algorithm) -> None:
+    """Refuses what needs single uploads, where the server sees only their sum."""
+    if settings.secure is None:
+        return
+    if settings.most_norm or settings.most_weight:
+        raise InputError(
+            "most_norm and most_weight are of single uploads, which a server with secure "
+            "aggregation does not see. Give most and most_weight of Secure instead."
+        )
+    if any(phase.opened not in (as_sent, only_summed) for phase in record.phases):
+        raise InputError(
+            "compressed and bounded uploads are opened one by one, and a server with secure "
+            "aggregation sees only their sum. Leave one of the two out."
+        )
