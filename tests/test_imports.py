@@ -56,7 +56,7 @@ MAY_IMPORT = {
     ),
     "reproduce": "config errors experiment paper tasks",
     "reproduce_cli": "config errors paper reproduce terminal",
-    "sweep": "algorithms api config errors experiment files simulate",
+    "sweep": "algorithms api config errors experiment files results simulate",
     "tracking": "errors",
     "heatmap": "",
     "halving": "config errors sweep",

@@ -470,8 +470,13 @@ def test_the_page_of_the_project_says_what_the_cells_do():
     ]
     assert printed == ahead, "what FedDA's paper prints, against FedOpt's authors"
     plain = evidence.lines_of("table2-tff21", every)["FedAvg"]
+    words = " ".join(text.split())
     told = f"our FedAvg ends at {plain.ours.mean:.4f}, and the paper prints {plain.paper:.3f}"
-    assert told in " ".join(text.split())
+    assert told in words
+    of_mfl = [found[f"MFL, {name}"].ours.mean for name in ("SGDM", "Adam", "AdaGrad")]
+    assert f"with SGDM ({of_mfl[0]:.4f}) and Adam ({of_mfl[1]:.4f})" in words
+    assert [a > b.ours.mean for a, b in zip(of_mfl, columns, strict=False)] == [True, True, False]
+    assert f"Of the {sum(bool(each.seeds) for each in found.values())} of {len(found)}" in words
     runs = evidence.runs("tuned", every)
     best = max(set(runs) - set(experiments.FEDDA), key=lambda name: evidence.over_seeds(runs[name]))
     assert best == "fedopt-adagrad"
@@ -488,6 +493,30 @@ def test_the_page_of_the_project_says_what_the_cells_do():
         f"ends at {evidence.over_seeds(ours['fedda-sgdm']):.4f}, which is {100 * gap.mean:.2f} ± "
     )
     assert f"{told}{100 * gap.half:.2f} points above that best other" in " ".join(text.split())
+
+
+def test_the_notes_beside_the_results_say_what_the_cells_do():
+    text = " ".join((RESULTS / "NOTES.md").read_text().split())
+    every = cells.read_all(RESULTS).found
+    plain, usual = (evidence.lines_of(name, every)["FedAvg"] for name in ("table2-tff21", "table2"))
+    assert f"ends at {plain.ours.mean:.3f} instead of {usual.ours.mean:.3f}; the paper" in text
+    assert f"prints {usual.paper}, FedOpt's authors {usual.elsewhere}" in text
+    assert {cell.config.seed for cell in every if cell.config.task == "cifar100"} == {0}
+    assert "All runs are of one seed" in text
+    table4 = evidence.runs("table4", every)
+    assert f"at {table4['fedopt-adam'][0].mean():.4f} with the 0.999 of Keras" in text
+    others = {own[0].config.precision for name, own in table4.items() if name != "fedopt-adam"}
+    assert (table4["fedopt-adam"][0].config.precision, others) == ("tf32", {"bf16"})
+    tuned = [
+        json.loads(path.read_text())
+        for path in (RESULTS / "tuning" / "emnist-autoencoder").glob("*.json")
+    ]
+    best = sorted(each["best"]["train_loss"] for each in tuned)
+    assert f"of {best[0]:.4f} to {best[-2]:.4f}" in text
+    assert f"MimeLite with Adam ({best[-1]:.4f})" in text
+    losses = [point["train_loss"] for each in tuned for point in each["ranking"]]
+    near = [loss for loss in losses if loss is not None and 0.0165 <= loss <= 0.0178]
+    assert f"{len(near)} of all {len(losses)} points" in text
 
 
 def test_every_committed_cell_is_of_some_experiment():

@@ -9,7 +9,7 @@ import pytest
 
 from fedda import page
 from fedda.errors import InputError
-from fedda.paper import cells, experiments, panels, rates, tables, verdicts, web
+from fedda.paper import cells, evidence, experiments, panels, rates, tables, verdicts, web
 from test_report import outside_scripts
 from test_report_browser import chromium, line_paths, resize  # noqa: F401 - a fixture
 
@@ -84,6 +84,7 @@ def results(tmp_path_factory):
         for key, verdict in (("F1", "holds"), ("F2", "holds in part"), ("F3", "does not hold"))
     ]
     theory = {"date": "2026-01-02", "versions": {"jax": "8.8.8"}, "claims": claims}
+    (folder / "NOTES.md").write_text("## Of mine\n\n- **One**, `a < b`\n  and more.\n- Two.\n")
     (folder / "theory").mkdir()
     (folder / "theory" / "theory.json").write_text(json.dumps(theory))
     return folder
@@ -151,6 +152,12 @@ def test_what_was_not_run_is_counted_and_not_shown(html):
     assert "id='table2'" not in html
     assert "id='curves-cifar100'" not in html
     assert "<h3>Table 11" not in html
+
+
+def test_what_a_person_noted_is_on_the_page(html):
+    told = section(html, "notes")
+    assert "<h2>Of mine</h2>" in told
+    assert "<li><b>One</b>, <code>a &lt; b</code>\n  and more.</li>\n<li>Two.</li>" in told
 
 
 def test_every_verdict_is_told_in_words_and_with_its_evidence(html, results):
@@ -322,7 +329,7 @@ def test_the_precision_of_most_seeds_is_drawn(tmp_path):
     for seed in (0, 1):
         make(tmp_path, entry, (0.1, 0.5), seed, precision="f32")
     make(tmp_path, entry, (0.1, 0.7), precision="tf32")
-    ((_, own),) = panels.runs_of([entry], found(tmp_path))
+    ((_, own),) = evidence.runs_of([entry], found(tmp_path))
     assert [(one.config.precision, one.config.seed) for one in own] == [("f32", 0), ("f32", 1)]
 
 
@@ -367,11 +374,11 @@ def strip(ours, paper=(0.1, 0.2, 0.3, 0.4)):
 @pytest.mark.parametrize(
     ("ours", "words"),
     [
-        ((0.5, 0.6, 0.7, 0.8), "rank correlation 1.00"),
-        ((0.8, 0.7, 0.6, 0.5), "rank correlation -1.00"),
+        ((0.5, 0.6, 0.7, 0.8), "6 of 6 pairs in the paper's order"),
+        ((0.8, 0.7, 0.6, 0.5), "0 of 6 pairs in the paper's order"),
         ((0.5, None, 0.7, None), "2 of 4 were run"),
-        ((0.5, 0.5, 0.5, 0.5), "rank correlation is not defined"),
-        ((math.nan, 0.6, 0.7, 0.8), "rank correlation 1.00"),
+        ((0.5, 0.5, 0.5, 0.5), "0 of 6 pairs in the paper's order"),
+        ((math.nan, 0.6, 0.7, 0.8), "6 of 6 pairs in the paper's order"),
     ],
 )
 def test_agreement_with_the_paper(ours, words):
@@ -385,7 +392,7 @@ def test_strips_are_paper_beside_ours(results, html):
     assert made.paper == [0.778, 0.819, 0.783, 0.052]
     np.testing.assert_allclose([each.mean for each in made.ours], np.array(made.paper) / 2)
     told = section(html, "rates")
-    assert "EMNIST, server_lr 0.1: rank correlation 1.00" in told
+    assert "EMNIST, server_lr 0.1: 6 of 6 pairs in the paper&#x27;s order" in told
     for words in (">0.778<", ">0.389<", ">0.052<", ">0.026<"):
         assert words in told
     assert "1 of 4 were run" in told, "table 9 has a run of table 3"

@@ -249,6 +249,18 @@ def test_nothing_is_begun_that_does_not_fit_in_the_time(tmp_path):
         assert len(outcome.late) == (not made and seconds > 1)
 
 
+def test_a_share_of_compilation_is_not_taken_for_all_of_it(tmp_path):
+    """Of two that were trained together each has 100 s of 200: a run needs 400 s, not 300."""
+    filled(tmp_path, tiny())
+    content = json.loads(cells.path(tmp_path, tiny(), None).read_text())
+    content |= {"seconds": {"total": 300.0, "compile": 100.0}, "together": 2}
+    columns = content["history"]
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    cells.write(tmp_path, tiny(), rows, content)
+    assert filled(tmp_path, tiny(seed=1), seconds=390)[0].made == []
+    assert len(filled(tmp_path, tiny(seed=1), seconds=410)[0].made) == 1
+
+
 def test_a_batch_is_cut_to_what_fits_in_the_time(tmp_path, monkeypatch):
     monkeypatch.setattr(reproduce._Filler, "_expected", lambda self, run, count: 100.0 * count)
     outcome, told = filled(tmp_path, *(tiny(seed=seed) for seed in range(5)), seconds=390)
@@ -270,6 +282,22 @@ def test_client_memory_may_fill_half_of_an_accelerator(monkeypatch, free, host_r
     run = training._with_memory(tiny())
     assert run.memory_gb == room
     assert cells.key(run) == cells.key(tiny())
+
+
+def test_what_is_there_in_another_precision_is_not_made_again(tmp_path):
+    """Nor are more seeds of it made in the usual one, unless that is asked for."""
+    chosen = [experiments.experiments()["digits"]._replace(entries=(entry("fedavg"),))]
+    filled(tmp_path, *reproduce.wanted(chosen, 1, 2, "bf16"))
+    there = cells.read_all(tmp_path).found
+    assert [run.precision for run in reproduce.wanted(chosen, 2, 2, None, there)] == ["bf16"] * 2
+    assert reproduce.missing(reproduce.wanted(chosen, 1, 2, None, there), there) == 0
+    assert [run.precision for run in reproduce.wanted(chosen, 1, 2, "tf32", there)] == ["tf32"]
+    assert [run.precision for run in reproduce.wanted(chosen, 1, 3, None, there)] == ["tf32"]
+
+
+def entry(algorithm):
+    entries = experiments.experiments()["digits"].entries
+    return next(each for each in entries if each.algorithm == algorithm)
 
 
 # ------------------------------------------------------------------------------------- processes

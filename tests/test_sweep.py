@@ -16,6 +16,7 @@ import jax
 import numpy as np
 import pytest
 from jax import random
+from scipy import stats
 
 import fedda
 from fedda import api, config, simulate, sweep, tasks, together
@@ -305,7 +306,9 @@ def test_the_summary_follows_the_rule_from_the_points_file(finished: Path):
         assert point["train_loss"] == pytest.approx(means[tuple(values.items())], rel=1e-12)
         assert point["at_the_end"] == ["client_lr"] + ["eps"] * (values["eps"] != 1e-2)
         own = [each["train_loss"] for each in lines_of(finished) if each["hyper"] == values]
-        assert point["spread"] == pytest.approx(abs(own[0] - own[1]) / math.sqrt(2))
+        # Of two, the deviation is |a - b| / sqrt(2), and that of their mean half of |a - b|.
+        half = stats.t.ppf(0.975, 1) * abs(own[0] - own[1]) / 2
+        assert point["spread"] == pytest.approx(half)
     assert summary["best"] == summary["ranking"][0]
     assert summary["seeds"] == [5, 6]
     assert (summary["by"], summary["averaged_rounds"]) == ("train_loss", 3)

@@ -1,5 +1,6 @@
 """Verdicts follow from cells: made-up cells whose verdict is known."""
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -87,10 +88,10 @@ def test_a_missing_run_leaves_a_column_open_and_a_diverged_rival_is_no_rival():
     assert told("F7", everything).verdict == "holds"
     missing = [one for one in everything if one.config.algorithm != "fedlin"]
     assert told("F7", missing).verdict == "holds so far"
-    assert "0.4, 1 not run)" in told("F7", missing).measured
+    assert "0.4 (1 not run)" in told("F7", missing).measured
     better = [*missing, cell(entry_of("table5", "fedlin"), [0.6])]
     assert told("F7", better).verdict == "does not hold"
-    assert "SGDM 0.5 (FedLin 0.6)" in told("F7", better).measured
+    assert "SGDM 0.5 behind FedLin's 0.6" in told("F7", better).measured
     diverged = [
         one
         if one.config.algorithm != "stem"
@@ -108,15 +109,47 @@ def test_the_paper_contradicts_itself_on_stack_overflow():
     assert "CLIMB 0.302" in verdict.measured
 
 
+def test_what_cannot_be_told_apart_is_neither_won_nor_lost():
+    """One seed: a hundredth of what they come to. Several: the interval of their differences."""
+    own, other = (entry_of("table2", name) for name in ("fedda-sgdm", "fedavg"))
+    for ours, theirs, order in (
+        ([0.5], [0.496], 0), ([0.5], [0.49], 1), ([0.49], [0.5], -1), ([None], [0.5], -1),
+        ([None], [None], 0), ([0.5, 0.51, 0.52], [0.495, 0.505, 0.516], 1),
+        ([0.5, 0.51, 0.52], [0.4, 0.6, 0.5], 0),
+    ):  # fmt: skip
+        of = [
+            [cell(entry, [value], seed=seed) for seed, value in enumerate(values)]
+            for entry, values in ((own, ours), (other, theirs))
+        ]
+        assert evidence.order(*of) == order, (ours, theirs)
+    assert evidence.order([cell(own, [0.5])], [cell(other, [0.1], seed=1)]) == 0, "no shared seed"
+    level = told("F6", [cell(own, [0.5]), cell(other, [0.499])])
+    assert (level.verdict, "level with FedAvg's 0.499" in level.measured) == ("not settled", True)
+
+
+def test_runs_of_another_precision_are_not_more_seeds():
+    """Those of the most seeds count, and no seed counts twice."""
+    entry = entry_of("tuned", "fedavg")
+    exact = [cell(entry, [0.8], seed=seed) for seed in range(3)]
+    coarse = [
+        one._replace(config=dataclasses.replace(one.config, precision="bf16")) for one in exact[:2]
+    ]
+    assert evidence.runs("tuned", [*coarse, *exact]) == {"fedavg": exact}
+    elsewhere = [one._replace(content=one.content | {"data": {"sha256": "x"}}) for one in exact]
+    assert evidence.pairs(exact, elsewhere) == []
+
+
 def test_rounds_that_are_saved():
-    entry = experiments.experiments()["table3"].entries[0]
-    one, two = cell(entry, [0.5, 0.76, 0.83, 0.9]), cell(entry, [0.8, 0.8, 0.8, 0.8])
-    assert [evidence.reached(one, goal) for goal in (0.4, 0.75, 0.84, 0.95)] == [
-        375, 750, 1500, math.inf,
+    """Thresholds are crossed on straight lines between evaluations."""
+    entry = entry_of("table3", "fedda-sgdm")
+    one, two = cell(entry, [0.5, 0.76, 0.84, 0.9]), cell(entry, [0.8, 0.8, 0.8, 0.8])
+    assert [evidence.reached(one, goal) for goal in (0.4, 0.5, 0.8, 0.87, 0.95)] == [
+        375, 375, pytest.approx(750 + 375 / 2), pytest.approx(1125 + 375 / 2), math.inf,
     ]  # fmt: skip
-    assert evidence.saved(two, one, 0.75) == 0.5
+    assert evidence.saved(two, one, 0.8) == pytest.approx(1 - 375 / 937.5)
     assert evidence.saved(two, one, 0.9) == 0, "who never arrives does so at the end"
-    assert evidence.saved(two, one) == 0.75, "0.9 * 0.95 is reached at the end, 0.8 at once"
+    at = 1125 + 375 * (0.95 * 0.9 - 0.84) / 0.06
+    assert evidence.saved(two, one) == pytest.approx(1 - 375 / at)
 
 
 def test_who_fails_is_no_rival_in_speed():
@@ -125,28 +158,37 @@ def test_who_fails_is_no_rival_in_speed():
     found = []
     for name in ("table2", "table3", "table5"):
         for each in experiments.experiments()[name].entries:
-            usual = [0.99] * 4 if each.algorithm.startswith("fedda") else [0.01, 0.01, 0.01, 0.99]
+            usual = [0.99] * 4 if each.algorithm.startswith("fedda") else [0.1, 0.1, 0.1, 0.99]
             found.append(cell(each, values.get(each.algorithm, usual)))
     verdict = told("F5", found)
-    for task in ("CIFAR-100", "EMNIST", "Stack Exchange"):
-        assert f"{task} 75.0 % (75.0 %, without 1 that failed)" in verdict.measured
-    assert verdict.verdict == "holds in part", "75 % is less than the paper's 75.4 %"
+    assert verdict.verdict == "holds in part", "under 75 % on Stack Exchange, where 75.4 % is asked"
+    assert verdict.measured.count("24 pairs of runs") == 3, "eight rivals in three columns"
+    # To 0.75 of 0.1 to 0.99: 1125 + 375 * 0.65 / 0.89 rounds, and so on to 0.84; FedDA has 375.
+    saved = np.mean([1 - 1 / (3 + (goal - 0.1) / 0.89) for goal in (0.75, 0.8, 0.82, 0.84)])
+    assert f"EMNIST {100 * saved:.1f} % (SGDM {100 * saved:.0f} %, Adam" in verdict.measured
+    failed = [
+        cell(each, [0.01] * 4 if each.algorithm.startswith("fedda") else [0.99] * 4)
+        for each in experiments.experiments()["table3"].entries
+    ]
+    assert told("F5", failed).verdict == "does not hold"
+    assert "to 0.95 of its own end 0.0 %" in told("F5", failed).measured
 
 
 @pytest.mark.parametrize(
-    ("x", "y"),
+    ("paper", "ours"),
     [
-        ([1, 2, 3, 4], [1, 2, 3, 4]),
-        ([1, 2, 3, 4], [4, 1, 3, 2]),
+        ([0.1, 0.2, 0.3, 0.4], [0.1, 0.2, 0.3, 0.4]),
+        ([0.1, 0.2, 0.3, 0.4], [0.4, 0.1, 0.3, 0.2]),
         ([0.055, 0.055, 0.055, 0.868], [0.1, 0.3, 0.2, 0.9]),
     ],
 )
-def test_rank_correlation_is_spearmans(x, y):
-    np.testing.assert_allclose(evidence.rank_correlation(x, y), stats.spearmanr(x, y).statistic)
-
-
-def test_rank_correlation_of_equal_numbers_is_none():
-    assert math.isnan(evidence.rank_correlation([1, 1, 1], [1, 2, 3]))
+def test_pairs_in_the_papers_order_are_kendalls(paper, ours):
+    agree, pairs = evidence.alike(paper, ours)
+    untied = sum(a != b for i, a in enumerate(paper) for b in paper[:i])
+    assert pairs == untied
+    # tau-b = (agree - disagree) / sqrt(pairs untied in x * pairs untied in y)
+    expected = stats.kendalltau(paper, ours).statistic * math.sqrt(untied * 6)
+    assert 2 * agree - pairs == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("sign", "verdict"), [(1, "holds"), (-1, "does not hold")])
@@ -166,20 +208,32 @@ def test_runs_that_all_failed_have_no_order():
         each for each in experiments.experiments()["table6"].entries if each.task == "emnist"
     ]
     found = [cell(entry, [entry.paper / 10]) for entry in entries]
-    assert "table 6 EMNIST all fail" in told("F10", found).measured
+    assert "table 6 EMNIST 0 of 6" in told("F10", found).measured
     assert told("F10", found).verdict == "does not hold"
+
+
+def figure5(*work):
+    return [
+        entry
+        for entry in experiments.experiments()["figure5"].entries
+        if entry.task != "stackexchange" and entry.values["local_work"] in work
+    ]
 
 
 def test_local_iterations_and_momentum():
     found = [
         cell(entry, [{1: 0.5, 2: 0.6, 5: 0.8, 10: 0.7, 20: 0.1}[entry.values["local_work"]]])
-        for entry in experiments.experiments()["figure5"].entries
-        if entry.task != "stackexchange"
+        for entry in figure5(1, 2, 5, 10, 20)
     ]
     assert told("F8", found).verdict == "holds"
     assert "EMNIST SGDM 0.5, 0.8 (T = 5), 0.1" in told("F8", found).measured
     of_one_task = [one for one in found if one.config.task == "emnist"]
     assert told("F8", of_one_task).verdict == "holds so far"
+    other_seed = cell(entry_of("figure5", "fedda-sgdm"), [0.99], seed=1)
+    assert told("F8", [*found, other_seed]) == told("F8", found), "no other T has that seed"
+    calm = [one for one in found if one.config.local_work < 20]
+    calm += [cell(entry, [0.7]) for entry in figure5(20)]
+    assert told("F8", calm).verdict == "holds in part", "it rises, and does not collapse"
     found = [
         cell(entry, [0.6 if entry.values["beta1"] else 0.7])
         for entry in experiments.experiments()["ablation"].entries
@@ -215,7 +269,7 @@ def test_stabilisation_is_judged_by_the_spread_of_the_last_rounds():
     verdict = told("F11", found)
     assert verdict.verdict == "holds so far"
     # The mean of ten: (2 * 0.1 + 8 * 0.8) / 10 against (2 * 0.1 + 8 * 0.55) / 10.
-    assert "EMNIST SGDM 0 (without 0.05; accuracy +0.2)" in verdict.measured
+    assert "EMNIST SGDM, 5 % 0 (without 0.05; accuracy +0.2)" in verdict.measured
 
 
 def test_cost_is_counted_in_models():

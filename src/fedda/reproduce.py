@@ -6,11 +6,13 @@ other has claimed. Runs of one program, which differ in rates or seed alone, are
 where the model is small; such a batch has no checkpoints and starts again if it was interrupted.
 """
 
+import dataclasses
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedda import experiment, tasks
 from fedda.config import Config
@@ -18,7 +20,7 @@ from fedda.errors import InputError
 from fedda.paper import cells, tables, training
 from fedda.paper.cells import Cell, Damaged
 from fedda.paper.claims import Claims
-from fedda.paper.experiments import Experiment
+from fedda.paper.experiments import Entry, Experiment
 from fedda.paper.training import Tell
 
 MOST = 16  # runs that one process claims to train together
@@ -34,19 +36,28 @@ class Filled(NamedTuple):
 
 
 def wanted(
-    chosen: Sequence[Experiment], seeds: int, rounds: int | None, precision: str | None
+    chosen: Sequence[Experiment],
+    seeds: int,
+    rounds: int | None,
+    precision: str | None,
+    found: Iterable[Cell] = (),
 ) -> list[Config]:
-    """The runs of these experiments, each once: all of them with one seed before the next seed."""
-    given: dict[str, Any] = {}
+    """The runs of these experiments, each once: all of them with one seed before the next seed.
+
+    If no precision is asked for, each has that of what was found of it, and else the usual one.
+    """
     if precision is not None:
         experiment.check_precision(precision)
-        given = {"precision": precision}
-    each = (
-        tables.resolved(entry, rounds, seed=seed, **given)
-        for seed in range(seeds)
-        for one in chosen
-        for entry in one.entries
-    )
+    usual: dict[str, Counter[str]] = {}
+    for cell in found:
+        usual.setdefault(cells.group(cell.config), Counter())[cell.config.precision] += 1
+
+    def config(entry: Entry, seed: int) -> Config:
+        plain = tables.resolved(entry, rounds, seed=seed)
+        there = usual.get(cells.group(plain), Counter([plain.precision]))
+        return dataclasses.replace(plain, precision=precision or max(there, key=there.__getitem__))
+
+    each = (config(entry, seed) for seed in range(seeds) for one in chosen for entry in one.entries)
     return list({cells.key(config): config for config in each}.values())
 
 
@@ -216,7 +227,11 @@ class _Filler:
         nearest = min(abs(each.config.rounds - config.rounds) for each in alike)
         alike = [each for each in alike if abs(each.config.rounds - config.rounds) == nearest]
         times = [each.content["seconds"] for each in alike]
-        compiling = max(each["compile"] for each in times)
+        # Runs that were trained together have equal shares of what compilation took.
+        compiling = max(
+            each["compile"] * cell.content.get("together", 1)
+            for each, cell in zip(times, alike, strict=True)
+        )
         round_s = max(
             (each["total"] - each["compile"]) / cell.config.rounds
             for each, cell in zip(times, alike, strict=True)

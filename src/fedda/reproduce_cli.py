@@ -43,7 +43,8 @@ def reproduce_command(
         typer.Option("--results", metavar="DIR", help="Where finished runs are kept, a file each."),
     ] = Path("results"),
     precision: Annotated[
-        str | None, typer.Option(help="Of products, as in fedda run.", show_default="tf32")
+        str | None,
+        typer.Option(help="Of products, as in fedda run.", show_default="as there, or tf32"),
     ] = None,
     seconds: Annotated[
         float | None,
@@ -86,7 +87,7 @@ def reproduce_command(
         chosen = choice.chosen(names)
         choice.check_only(chosen, words)
         chosen = [choice.only(each, words) for each in chosen]
-        runs = reproduce.wanted(chosen, seeds, rounds, precision)
+        runs = reproduce.wanted(chosen, seeds, rounds, precision, cells.read_all(folder).found)
         failed = _fill(runs, folder, seconds, quiet).failed
         _print(chosen, runs, folder, rounds)
     elif not write and report is None:
@@ -120,10 +121,9 @@ def _list(folder: Path) -> None:
     for name in ("runs", "done"):
         listing.add_column(name, justify="right")
     for each in experiments.experiments().values():
-        made = tables.lines(each, found)
-        done = len({line.label for line in made if line.seeds})
+        done, wanted = tables.counted(each, found)
         words = (each.name, escape(each.title), ", ".join(each.tasks))
-        listing.add_row(*words, str(len(each.entries)), str(done))
+        listing.add_row(*words, str(wanted), str(done))
     print_whole(listing)
 
 

@@ -17,9 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from fedda import algorithms, api, experiment
+from fedda import algorithms, api, experiment, results
 from fedda import config as configs
 from fedda.config import Config
 from fedda.errors import InputError, unknown
@@ -236,10 +234,10 @@ def rank(lines: Iterable[Row], grid: Grid, by: str, higher_is_better: bool) -> l
         ]
         means = {name: _mean([line[name] for line in own]) for name in names}
         values = [line[by] for line in own]
-        spread = float(np.std(values, ddof=1)) if len(own) > 1 and None not in values else None
+        half = None if None in values else results.interval(values).half
         failures = sum(line["failures"] for line in own)
         ranking.append(
-            {"hyper": hyper, **means, "spread": spread, "failures": failures, "at_the_end": ends}
+            {"hyper": hyper, **means, "spread": half, "failures": failures, "at_the_end": ends}
         )
 
     def place(point: dict[str, Any]) -> tuple[bool, int, float]:

@@ -1,7 +1,8 @@
 """What the cells hold of each experiment, as the verdicts need it."""
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from fedda.paper.tables import Line
 from fedda.results import Interval, interval
 
 OWN = 0.95  # of what a run itself came to: then it has arrived
+SAME = 0.01  # of what runs came to: single ones that are no further apart may be in any order
 
 
 def lines_of(name: str, found: Sequence[Cell]) -> dict[str, Line]:
@@ -42,10 +44,18 @@ def columns(name: str) -> dict[str, list[str]]:
 
 
 def reached(cell: Cell, threshold: float) -> float:
+    """When a threshold was crossed, on straight lines between evaluations."""
     history = cell.content["history"]
+    before: tuple[float, float] | None = None
     for number, value in zip(history["round"], history[cell.content["metric"]], strict=True):
-        if value is not None and value >= threshold:
-            return float(max(1, number))
+        if value is None:
+            continue
+        if value >= threshold:
+            if before is None:
+                return float(max(1, number))
+            share = (threshold - before[1]) / (value - before[1])
+            return max(1.0, before[0] + share * (number - before[0]))
+        before = (number, value)
     return math.inf
 
 
@@ -61,20 +71,30 @@ def saved(ours: Cell, theirs: Cell, threshold: float | None = None) -> float:
     return 1 - at[0] / at[1]
 
 
+def runs_of(entries: Iterable[Entry], found: Iterable[Cell]) -> list[tuple[Entry, list[Cell]]]:
+    """Each entry with its finished runs, by seed; those without any are left out.
+
+    Of runs that differ in precision or data, those of the most seeds.
+    """
+    by_group: dict[str, dict[tuple[str, str], list[Cell]]] = {}
+    for cell in sorted(found, key=lambda one: one.config.seed):
+        variants = by_group.setdefault(stored.group(cell.config), {})
+        variants.setdefault((cell.config.precision, cell.data or ""), []).append(cell)
+    made = []
+    for entry in entries:
+        if variants := by_group.get(stored.group(tables.resolved(entry, None)), {}):
+            made.append((entry, max((variants[key] for key in sorted(variants)), key=len)))
+    return made
+
+
 def runs(
     name: str,
     found: Sequence[Cell],
     key: Callable[[Entry], Any] = lambda entry: entry.algorithm,
 ) -> dict[Any, list[Cell]]:
-    """The runs of an experiment's entries, each entry's lowest seed first, if there are some."""
-    by_group: dict[str, list[Cell]] = {}
-    for cell in sorted(found, key=lambda cell: cell.config.seed):
-        by_group.setdefault(stored.group(cell.config), []).append(cell)
-    own = {
-        key(entry): by_group.get(stored.group(tables.resolved(entry, None)), [])
-        for entry in experiments.experiments()[name].entries
-    }
-    return {entry: cells for entry, cells in own.items() if cells}
+    """The runs of an experiment's entries, as `runs_of` chooses them."""
+    entries = experiments.experiments()[name].entries
+    return {key(entry): own for entry, own in runs_of(entries, found)}
 
 
 def first_runs(name: str, found: Sequence[Cell]) -> dict[str, Cell]:
@@ -94,14 +114,30 @@ def over_seeds(own: Sequence[Cell]) -> float:
 
 
 def pairs(ours: Sequence[Cell], theirs: Sequence[Cell]) -> list[tuple[Cell, Cell]]:
-    """The runs of shared seeds: a seed stands for a start and for cohorts, which both share."""
-    other = {cell.config.seed: cell for cell in theirs}
-    return [(cell, other[cell.config.seed]) for cell in ours if cell.config.seed in other]
+    """The runs of shared seeds and data: a seed stands for a start and for cohorts."""
+    other = {(cell.config.seed, cell.data): cell for cell in theirs}
+    keys = [(cell.config.seed, cell.data) for cell in ours]
+    return [(cell, other[key]) for cell, key in zip(ours, keys, strict=True) if key in other]
 
 
 def margin(ours: Sequence[Cell], theirs: Sequence[Cell]) -> Interval:
     """By how much one method ends above another, over the seeds that both were run with."""
     return interval([end(own) - end(other) for own, other in pairs(ours, theirs)])
+
+
+def order(ours: Sequence[Cell], theirs: Sequence[Cell]) -> int:
+    """1 where one method ends above another, -1 where below, 0 where they cannot be told apart.
+
+    Of several shared seeds by the interval of 95 %; of one, by a hundredth of what they come to.
+    """
+    if not pairs(ours, theirs):
+        return 0
+    mean, half = margin(ours, theirs)
+    if math.isinf(mean):  # one of them failed
+        half = 0.0
+    elif half is None:
+        half = SAME * max(abs(over_seeds(ours)), abs(over_seeds(theirs)))
+    return 0 if math.isnan(mean) or abs(mean) <= half else int(math.copysign(1, mean))
 
 
 def signed(margin: Interval) -> str:
@@ -126,17 +162,15 @@ def series(
     return {key: sorted(points) for key, points in series.items()}
 
 
-def _ranks(values: Sequence[float]) -> np.ndarray:
-    """Ranks, equal values sharing the mean of theirs."""
-    array = np.asarray(values)
-    return np.array([(array < one).sum() + ((array == one).sum() + 1) / 2 for one in array])
+def alike(paper: Sequence[float], ours: Sequence[float]) -> tuple[int, int]:
+    """In how many pairs ours are in the paper's order, of those that are not equal in the paper.
 
-
-def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float:
-    """Spearman's; not a number where one side is constant."""
-    a, b = (ranks - ranks.mean() for ranks in (_ranks(x), _ranks(y)))
-    below = math.sqrt(float(a @ a) * float(b @ b))
-    return float(a @ b) / below if below else math.nan
+    In none where our best is under half of the paper's: then all runs failed, and have no order.
+    """
+    both = list(zip(paper, ours, strict=True))
+    pairs = [(x, y) for x, y in itertools.combinations(both, 2) if x[0] != y[0]]
+    agree = sum((x[0] - y[0]) * (x[1] - y[1]) > 0 for x, y in pairs)
+    return 0 if max(ours) < max(paper) / 2 else agree, len(pairs)
 
 
 def late_spread(cell: Cell, rounds: int) -> float:

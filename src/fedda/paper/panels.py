@@ -1,9 +1,6 @@
-"""Finished runs as curves: the paper's figures, drawn from our cells.
+"""Finished runs as curves: the paper's figures, drawn from our cells."""
 
-Of runs that differ in precision or data, those of the most seeds are drawn.
-"""
-
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -11,7 +8,7 @@ import numpy as np
 
 from fedda import page, results
 from fedda.page import Drawn, Panel
-from fedda.paper import cells, evidence, experiments, methods, tables
+from fedda.paper import evidence, experiments, methods
 from fedda.paper.cells import Cell
 from fedda.paper.experiments import Entry
 from fedda.results import Curve
@@ -25,26 +22,13 @@ class Row(NamedTuple):
     panels: list[Panel]
 
 
-def runs_of(entries: Iterable[Entry], found: Sequence[Cell]) -> list[tuple[Entry, list[Cell]]]:
-    """Each entry with its finished runs, by seed; those without any are left out."""
-    by_group: dict[str, dict[tuple[str, str], list[Cell]]] = {}
-    for cell in sorted(found, key=lambda one: one.config.seed):
-        variants = by_group.setdefault(cells.group(cell.config), {})
-        variants.setdefault((cell.config.precision, cell.data or ""), []).append(cell)
-    made = []
-    for entry in entries:
-        if variants := by_group.get(cells.group(tables.resolved(entry, None)), {}):
-            made.append((entry, max((variants[key] for key in sorted(variants)), key=len)))
-    return made
-
-
 # --------------------------------------------------------------------------------- along a training
 
 
 def training(name: str, found: Sequence[Cell]) -> list[Row]:
     """A table of methods: metric and training loss by round, and metric by gigabytes sent."""
     entries = experiments.experiments()[name].entries
-    ran = {entry.algorithm: own for entry, own in runs_of(entries, found)}
+    ran = {entry.algorithm: own for entry, own in evidence.runs_of(entries, found)}
     if not ran:
         return []
     task = entries[0].task
@@ -158,7 +142,7 @@ def varied(
     experiment = experiments.experiments()[name]
     points: dict[str, dict[str, list[tuple[float, list[float]]]]] = {}
     metrics: dict[str, str] = {}
-    for entry, own in runs_of(experiment.entries, found):
+    for entry, own in evidence.runs_of(experiment.entries, found):
         values = [np.nan if (mean := cell.mean(entry.at)) is None else mean for cell in own]
         of_task = points.setdefault(entry.task, {})
         of_task.setdefault(entry.algorithm, []).append((float(setting(entry)), values))

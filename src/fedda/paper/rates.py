@@ -26,15 +26,11 @@ class Strip(NamedTuple):
     ours: list[Interval | None]  # None: not run yet
 
     @property
-    def correlation(self) -> float | None:
-        """Spearman's, of paper and ours; what did not stay finite is worst.
-
-        None where some are missing; not a number where one side is constant.
-        """
+    def alike(self) -> tuple[int, int] | None:
+        """Pairs in the paper's order, and all; None where some are missing."""
         if None in self.ours:
             return None
-        values = [_worth(each) for each in self.ours]
-        return evidence.rank_correlation(self.paper, values)
+        return evidence.alike(self.paper, [_worth(each) for each in self.ours])
 
 
 def _worth(ours: Interval | None) -> float:
@@ -74,12 +70,12 @@ def _share(strip: Strip, value: float) -> float:
 
 
 def agreement(strip: Strip) -> str:
-    """The rank correlation, in words."""
-    found = strip.correlation
-    if found is None:
+    """How far ours are in the paper's order, in words."""
+    if strip.alike is None:
         ran = sum(each is not None for each in strip.ours)
         return f"{ran} of {len(strip.ours)} were run"
-    return f"rank correlation {'is not defined' if math.isnan(found) else f'{found:.2f}'}"
+    agree, pairs = strip.alike
+    return f"{agree} of {pairs} pairs in the paper's order"
 
 
 def html(strip: Strip) -> str:

@@ -17,6 +17,7 @@ missing of one, and `fedda reproduce --add DIRECTORY` takes over a run of `fedda
 over seeds where there are two or more, and *last* the value after the last round. The paper prints
 one number without seeds. *Elsewhere* is what the authors of FedOpt report for their methods. *Not
 finite* counts uploads of clients that were left out for that, and rounds skipped. `-`: not run yet.
+Where some seeds did well and some failed, an interval can be larger than its mean.
 The seconds in a cell are those of a device that other runs may have shared. Small models of one
 program are trained together, which rounds otherwise than alone: `fedda run` with the same seed can
 end a little elsewhere.

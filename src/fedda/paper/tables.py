@@ -134,10 +134,16 @@ def markdown(made: Sequence[Line]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in ([*header, "settings"], rule, *body))
 
 
+def counted(experiment: Experiment, found: Iterable[Cell]) -> tuple[int, int]:
+    """How many of an experiment's runs there are, of how many; several entries may share one."""
+    wanted = {cells.group(resolved(entry, None)) for entry in experiment.entries}
+    return len(wanted & {cells.group(cell.config) for cell in found}), len(wanted)
+
+
 def section(experiment: Experiment, found: Sequence[Cell]) -> str:
     made = lines(experiment, found)
-    ran = len({line.label for line in made if line.seeds})
-    state = f"`fedda reproduce {experiment.name}`: {ran} of {len(experiment.entries)} runs."
+    ran, wanted = counted(experiment, found)
+    state = f"`fedda reproduce {experiment.name}`: {ran} of {wanted} runs."
     parts = [f"## {experiment.title}", " ".join([state, *experiment.notes])]
     if experiment.name not in ALWAYS_WHOLE:
         made = [line for line in made if line.seeds]

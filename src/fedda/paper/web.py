@@ -52,6 +52,7 @@ def write(folder: Path, directory: Path) -> list[Path]:
     path = directory / "results.html"
     made = _Page(results, directory)
     made.verdicts(beside)
+    made.notes(folder)
     made.compared()
     made.curves()
     made.varied()
@@ -97,7 +98,9 @@ class _Page:
         self._add(
             "verdicts",
             "What becomes of the paper's claims",
-            f"<p>{len(found)} claims: {escape(words)}.</p>\n<ul class='verdicts'>{listed}</ul>\n",
+            f"<p>{len(found)} claims: {escape(words)}.</p>\n"
+            f"<p class='small'>{_prose(verdicts.MEANING)}</p>\n"
+            f"<ul class='verdicts'>{listed}</ul>\n",
         )
 
     def compared(self) -> None:
@@ -109,6 +112,14 @@ class _Page:
         made = self._tables(experiments.experiments()[name] for name in COMPARED)
         if made:
             self._add("tables", "Paper beside ours", f"<p class='small'>{how}</p>\n{made}")
+
+    def notes(self, folder: Path) -> None:
+        """What a person wrote into `NOTES.md`: a heading, and points."""
+        path = folder / "NOTES.md"
+        if path.exists():
+            heading, *points = path.read_text(encoding="utf-8").strip().split("\n- ")
+            listed = "".join(f"<li>{_prose(point)}</li>\n" for point in points)
+            self._add("notes", heading.strip("# \n"), f"<ul>{listed}</ul>\n")
 
     def curves(self) -> None:
         for name in TRAINED:
@@ -142,8 +153,8 @@ class _Page:
                 html += f"<h3>{escape(experiment.title)}</h3>\n<div class='side'>{drawn}</div>\n"
         if html:
             how = (
-                "A stronger colour is a higher value of its strip. The rank correlation "
-                "(Spearman's) of paper and ours is 1 where both order the rates alike."
+                "A stronger colour is a higher value of its strip. Pairs of rates that the paper "
+                "has equal numbers for are not counted; if all of ours failed, none agrees."
             )
             if title("stackexchange") in html:
                 how += f" {experiments.NOT_STACK_OVERFLOW}"
@@ -161,14 +172,12 @@ class _Page:
 
     def missing(self) -> None:
         """How much there is of each experiment that is not complete."""
-        there = {cells.group(one.config) for one in self.results.found}
         listed = ""
         for each in experiments.experiments().values():
-            wanted = {cells.group(tables.resolved(entry, None)) for entry in each.entries}
-            if not wanted <= there:
+            ran, wanted = tables.counted(each, self.results.found)
+            if ran < wanted:
                 name = each.title.partition(":")[0]
-                ran = f"{len(wanted & there)} of {len(wanted)} runs"
-                listed += f"<li>{escape(name)}: {ran}</li>\n"
+                listed += f"<li>{escape(name)}: {ran} of {wanted} runs</li>\n"
         if listed:
             self._add("missing", "Not run yet", f"<p>Finished so far:</p>\n<ul>{listed}</ul>\n")
 
@@ -186,12 +195,12 @@ class _Page:
         html = ""
         for experiment in chosen:
             lines = tables.lines(experiment, self.results.found)
-            ran = len({line.label for line in lines if line.seeds})
-            if ran == 0:
+            ran, wanted = tables.counted(experiment, self.results.found)
+            if not ran:
                 continue
             if experiment.name not in tables.ALWAYS_WHOLE:
                 lines = [line for line in lines if line.seeds]
-            state = f"{ran} of {len(experiment.entries)} runs."
+            state = f"{ran} of {wanted} runs."
             note = _prose(" ".join([state, *experiment.notes]))
             html += f"<h3>{escape(experiment.title)}</h3>\n<p class='small'>{note}</p>\n"
             html += page.table(_listing(lines), experiment.name)
@@ -238,8 +247,11 @@ def _verdict(each: Verdict) -> str:
 
 
 def _prose(text: str) -> str:
-    """A text as HTML; what stands between backticks is code."""
-    return re.sub("`(.+?)`", r"<code>\1</code>", escape(text))
+    """A text as HTML; what stands between backticks is code, and between stars, bold or slanted."""
+    text = escape(text)
+    for mark, tag in (("`", "code"), (r"\*\*", "b"), (r"\*", "i")):
+        text = re.sub(f"{mark}(.+?){mark}", rf"<{tag}>\1</{tag}>", text)
+    return text
 
 
 # A plot takes the width that is there when it is read, hence columns that do not depend on what is
