@@ -13,13 +13,14 @@ from typing import Any
 from fedda import page
 from fedda.errors import InputError
 from fedda.files import write_whole
-from fedda.paper import cells, experiments, panels, provenance, rates, tables, verdicts
+from fedda.paper import cells, experiments, judging, panels, provenance, rates, tables, verdicts
 from fedda.paper.cells import Cells
 from fedda.paper.experiments import Experiment
+from fedda.paper.judging import Verdict
 from fedda.paper.methods import title
 from fedda.paper.panels import Row
 from fedda.paper.tables import Line
-from fedda.paper.verdicts import Beside, Verdict
+from fedda.paper.verdicts import Beside
 
 TITLE = "The FedDA paper, run again"
 TRAINED = tables.ALWAYS_WHOLE  # the paper's figures 1 to 4, 7 and 8 are of these tables
@@ -30,11 +31,11 @@ VARIED = {  # what their horizontal axis is
     "figure6": ("rounds", lambda entry: entry.at),
 }
 MARKS = {
-    verdicts.HOLDS: ("holds", "✓"),
-    verdicts.SO_FAR: ("holds", "…"),
-    verdicts.IN_PART: ("partly", "◐"),
-    verdicts.FAILS: ("fails", "✗"),
-    verdicts.OPEN: ("open", "?"),
+    judging.HOLDS: ("holds", "✓"),
+    judging.SO_FAR: ("holds", "…"),
+    judging.IN_PART: ("partly", "◐"),
+    judging.FAILS: ("fails", "✗"),
+    judging.OPEN: ("open", "?"),
 }
 GONE = "What leaves the plot is more than ten times as high as losses are at the beginning."
 BANDS = "Means over seeds; a band spans them, from the lowest to the highest."

@@ -1,0 +1,156 @@
+"""FedDA by itself, as its settings change: the claims F8 to F12."""
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedda.paper import evidence, experiments, methods, rates
+from fedda.paper.cells import Cell
+from fedda.paper.experiments import FEDDA
+from fedda.paper.judging import FAILS, HOLDS, IN_PART, OPEN, SO_FAR, Verdict, decided
+
+
+def local_iterations(found: Sequence[Cell]) -> Verdict:
+    claim = (
+        "Accuracy first rises with local iterations T, then saturates; with SGDM and AdaGrad it "
+        "collapses on EMNIST beyond T = 10."
+    )
+    by_work = evidence.runs(
+        "figure5", found, lambda entry: (entry.task, entry.algorithm, entry.values["local_work"])
+    )
+    told, parts = [], []
+    for key in dict.fromkeys(key[:2] for key in by_work):
+        runs = [by_work.get((*key, work), []) for work in experiments.LOCAL]
+        seeds = set.intersection(*({cell.config.seed for cell in own} for own in runs))
+        if not seeds:
+            continue
+        shared = [[cell for cell in own if cell.config.seed in seeds] for own in runs]
+        ends = [evidence.over_seeds(own) for own in shared]
+        best = max(range(len(ends)), key=lambda place: ends[place])
+        parts.append(best > 0)
+        if key[0] == "emnist" and key[1] != "fedda-adam":
+            parts.append(ends[-1] < ends[best] / 2)
+        told.append(
+            f"{_series(*key)} {ends[0]:.4g}, {ends[best]:.4g} (T = {experiments.LOCAL[best]}), "
+            f"{ends[-1]:.4g}"
+        )
+    return Verdict(
+        "F8",
+        claim,
+        decided(sum(parts), len(parts), 8),
+        f"With T = 1, the best T, T = 20: {'; '.join(told)}." if told else "No series is whole.",
+    )
+
+
+def _series(task: str, algorithm: str) -> str:
+    return f"{methods.title(task)} {methods.OPTIMISER_NAMES[algorithm.partition('-')[2]]}"
+
+
+def more_rounds(found: Sequence[Cell]) -> Verdict:
+    claim = "Accuracy rises with the number of rounds."
+    series = evidence.series("figure6", found, lambda cell: cell.at)
+    rising = {
+        key: all(after > before - 0.01 for (_, before), (_, after) in itertools.pairwise(points))
+        for key, points in series.items()
+    }
+    told = [f"{_series(*key)} {p[0][1]:.4g} to {p[-1][1]:.4g}" for key, p in series.items()]
+    falling = ", ".join(_series(*key) for key, rises in rising.items() if not rises)
+    words = f"After few and after all rounds: {'; '.join(told)}; more rounds "
+    words += f"cost over a point somewhere in {falling}." if falling else "never cost a point."
+    return Verdict(
+        "F9",
+        claim,
+        decided(sum(rising.values()), len(rising), 6),
+        words if told else "No run yet.",
+    )
+
+
+def sensitivity(found: Sequence[Cell]) -> Verdict:
+    """By pairs of rates, as several numbers of the paper are equal; by chance half would agree."""
+    claim = "FedDA reacts to its rates as tables 6 to 11 show."
+    told, agreed, pairs, whole = [], 0, 0, 0
+    for name in rates.TABLES:
+        for strip in rates.strips(name, found):
+            if strip.task == "stackexchange" or strip.alike is None:
+                continue
+            whole, agreed, pairs = whole + 1, agreed + strip.alike[0], pairs + strip.alike[1]
+            told.append(f"table {name.removeprefix('table')} {methods.title(strip.task)} ")
+            told[-1] += f"{strip.alike[0]} of {strip.alike[1]}"
+    if not told:
+        return Verdict("F10", claim, OPEN, "No table is whole.")
+    share = agreed / pairs
+    verdict = FAILS if share <= 0.6 else IN_PART if share < 0.9 else HOLDS
+    return Verdict(
+        "F10",
+        claim,
+        SO_FAR if verdict == HOLDS and whole < 12 else verdict,
+        f"Pairs of rates that come in the paper's order, of those it has unequal numbers for: "
+        f"{agreed} of {pairs} ({', '.join(told)}); 0.9 are asked, and over 0.6 for a part.",
+    )
+
+
+def stabilisation(found: Sequence[Cell]) -> Verdict:
+    """By the spread of the metric over the rounds that are full-batch ones, or would be."""
+    claim = "Full-batch rounds at the end make training converge."
+    shared = evidence.runs(
+        "stabilise", found, lambda entry: (entry.task, entry.algorithm, entry.values["stabilise"])
+    )
+    tuned, recommended = (evidence.runs(name, found) for name in ("tuned", "recommended"))
+    compared = {
+        f"{_series(*key)}, 5 %": (0.05, shared.get((*key, 0.05), []), shared.get((*key, 0.0), []))
+        for key in dict.fromkeys(key[:2] for key in shared)
+    } | {
+        f"{_series('emnist', name)}, tuned, 10 %": (0.1, recommended[name], tuned.get(name, []))
+        for name in FEDDA
+        if name in recommended
+    }
+    told, calmer = [], []
+    for words, (share, ours, theirs) in compared.items():
+        if not (pairs := evidence.pairs(ours, theirs)):
+            continue
+        last = round(share * pairs[0][0].config.rounds)
+        full, without = (
+            float(np.mean([evidence.late_spread(each, last) for each in own]))
+            for own in zip(*pairs, strict=True)
+        )
+        calmer.append(full < without)
+        gain = evidence.signed(evidence.margin(ours, theirs))
+        told.append(f"{words} {full:.2g} (without {without:.2g}; accuracy {gain})")
+    words = "Standard deviation of accuracy over the rounds that are full-batch ones: "
+    return Verdict(
+        "F11",
+        claim,
+        decided(sum(calmer), len(calmer), 9),
+        f"{words}{'; '.join(told)}. Such rounds have one step, so they are shorter too."
+        if told
+        else "No pair of runs yet.",
+    )
+
+
+def decoupling(found: Sequence[Cell]) -> Verdict:
+    """Momentum must help, in the runs of shared seeds; and more than local momentum does."""
+    claim = "It is the decoupled momentum that helps."
+    runs = evidence.runs("ablation", found, lambda entry: entry.label)
+    helped, told = [], []
+    for task in ("emnist", "cifar100"):
+        for algorithm in FEDDA:
+            usual = f"{task}, {methods.label(algorithm)}"
+            rivals = {"none": f"{usual}, beta1 0", "restarted": f"{usual}, restarted"}
+            if algorithm == FEDDA[0]:
+                rivals["local"] = f"{task}, MFL, SGDM, damped"
+            own, margins = runs.get(f"{usual}, beta1 0.9", []), []
+            for kind, other in rivals.items():
+                if evidence.pairs(own, theirs := runs.get(other, [])):
+                    margins.append(f"{evidence.signed(evidence.margin(own, theirs))} to {kind}")
+                    helped += [evidence.order(own, theirs) == 1] if kind != "restarted" else []
+            if margins:
+                told.append(f"{_series(task, algorithm)} {', '.join(margins)}")
+    words = f"A momentum of 0.9 ahead of none and of local momentum in {sum(helped)} of "
+    words += f"{len(helped)} comparisons: {'; '.join(told)}."
+    return Verdict(
+        "F12",
+        claim,
+        decided(sum(helped), len(helped), 8),
+        words if told else "No pair of runs yet.",
+    )
