@@ -127,6 +127,13 @@ def test_what_cannot_be_told_apart_is_neither_won_nor_lost():
     assert (level.verdict, "level with FedAvg's 0.499" in level.measured) == ("not settled", True)
 
 
+def test_a_fedda_that_failed_is_behind_even_where_less_is_better():
+    ends = {"fedda-sgdm": None, "fedavg": 0.5}
+    found = [cell(entry_of("table4", name), [end]) for name, end in ends.items()]
+    assert told("F6", found).verdict == "does not hold"
+    assert "SGDM failed, behind FedAvg's 0.5" in told("F6", found).measured
+
+
 def test_runs_of_another_precision_are_not_more_seeds():
     """Those of the most seeds count, and no seed counts twice."""
     entry = entry_of("tuned", "fedavg")

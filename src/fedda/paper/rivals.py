@@ -42,9 +42,11 @@ def _columns(name: str, found: Sequence[Cell], higher: bool = True) -> list[Colu
             made.append(Column(f"{title} not run"))
             continue
         rival = max(ends, key=lambda each: sign * ends[each])
-        order = sign * evidence.order(runs[own], runs[rival])
+        # Who failed is behind, also where less is better.
+        order = sign * evidence.order(runs[own], runs[rival]) if math.isfinite(ours) else -1
         missing = sum(each not in runs for each in column)
-        words = f"{title} {ours:.4g} {PLACES[order]} {_method(rival)}'s {ends[rival]:.4g}"
+        end = f"{ours:.4g}" if math.isfinite(ours) else "failed,"
+        words = f"{title} {end} {PLACES[order]} {_method(rival)}'s {ends[rival]:.4g}"
         made.append(Column(words + (f" ({missing} not run)" * bool(missing)), order, missing))
     return made
 
