@@ -69,12 +69,12 @@ def autoencoder_grid(name: str) -> Grid:
     """24 points: losses summed over a batch want large rates, unless a step is normalised."""
     fields = algorithms.get(name).Hyper._fields
     thirds = {
+        "eps": [1e-3, 1e-2],  # first: methods with eps have a beta1, too
         "beta1": [0.9, 0.99],
         "beta": [0.5, 0.9],
         "gamma": [0.5, 0.9],
-        "eps": [1e-3, 1e-2],
     }
-    third = next({key: thirds[key]} for key in ("eps", *thirds) if key in fields)
+    third = next({key: values} for key, values in thirds.items() if key in fields)
     adapts = "eps" in fields
     if "server_lr" not in fields:  # mfl
         centre = -2.75 if adapts else 0.0

@@ -3,6 +3,7 @@
 This module sees result files only, so a report never depends on how its runs were made.
 """
 
+import math
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -12,18 +13,15 @@ from fedda import page
 from fedda.files import write_whole
 from fedda.page import Drawn, Panel
 from fedda.results import (
+    Interval,
     Row,
     Run,
     curves,
-    failures,
     group,
-    markdown,
-    meaning_of_interval,
     measure,
     megabytes,
     read_runs,
     table,
-    text_table,
 )
 
 __all__ = [
@@ -170,3 +168,94 @@ def _notes(runs: Sequence[Run]) -> list[str]:
         if len(values) > 1:
             notes.append(f"not one setting: runs differ in {key} ({', '.join(values)})")
     return notes
+
+
+# ------------------------------------------------------------------------------ the table in words
+
+
+def text_table(rows: Sequence[Row]) -> list[list[str]]:
+    """The table as text: the header, then a line of cells for each row.
+
+    Failures have columns only where there were any.
+    """
+    metric, threshold, last = rows[0].metric, rows[0].threshold, rows[0].last
+    header = [
+        "algorithm",
+        "seeds",
+        metric,
+        f"last {last}",
+        "rounds to threshold" if threshold is None else f"rounds to {threshold:g}",
+        "train loss",
+        "MB up",
+        "MB down",
+        "seconds",
+    ]
+    lines = [
+        [
+            row.label,
+            f"{row.seeds} ({row.unfinished} unfinished)" if row.unfinished else str(row.seeds),
+            _interval_text(row.final),
+            _interval_text(row.mean_of_last),
+            _rounds_text(row),
+            _interval_text(row.train_loss),
+            _interval_text(row.megabytes_up),
+            _interval_text(row.megabytes_down),
+            _interval_text(row.seconds, style=",.1f"),
+        ]
+        for row in rows
+    ]
+    for name, counts in failures(rows).items():
+        header.append(name)
+        for line, count in zip(lines, counts, strict=True):
+            line.append(str(count))
+    return [header, *lines]
+
+
+def failures(rows: Sequence[Row]) -> dict[str, list[int]]:
+    """What went wrong anywhere, by the name of its column: how often in each row."""
+    counted = {
+        "non-finite": [row.nonfinite_clients for row in rows],
+        "skipped": [row.skipped_rounds for row in rows],
+    }
+    return {name: counts for name, counts in counted.items() if any(counts)}
+
+
+def meaning_of_interval(rows: Sequence[Row]) -> str:
+    """What ± says in a table of these rows; empty where no row has several seeds."""
+    counts = {row.seeds for row in rows}
+    if counts == {1}:
+        return ""
+    seeds = f"{min(counts)} seeds" if len(counts) == 1 else "seeds"
+    return f"± 95 % interval over {seeds} (Student's t)"
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The table in Markdown."""
+    header, *lines = [
+        [cell.replace("|", "\\|").replace("<", "&lt;") for cell in line]
+        for line in text_table(rows)
+    ]
+    rule = [":--"] + ["--:"] * (len(header) - 1)
+    return "".join(f"| {' | '.join(line)} |\n" for line in [header, rule, *lines])
+
+
+def _interval_text(found: Interval | None, style: str | None = None) -> str:
+    if found is None:
+        return "-"
+    if math.isnan(found.mean):
+        return "nan"
+    size = abs(found.mean)
+    if style is None and size != 0 and not 1e-3 <= size < 1e9:
+        style = ".2e"
+    elif style is None:  # four significant digits, and an interval with as many decimals
+        style = f",.{min(4, max(0, 3 - math.floor(math.log10(size or 1))))}f"
+    # Seeds that agree exactly, as on bytes, have no interval worth a column.
+    return f"{found.mean:{style}}" + (f" ± {found.half:{style}}" if found.half else "")
+
+
+def _rounds_text(row: Row) -> str:
+    if row.rounds_to_threshold is None:
+        return "-" if row.threshold is None else "never"
+    mean, half = row.rounds_to_threshold
+    text = f"{mean:.1f}".removesuffix(".0") + (f" ± {half:.1f}" if half else "")
+    return text if row.reached == row.seeds else f"{text} ({row.reached} of {row.seeds})"

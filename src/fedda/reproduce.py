@@ -55,7 +55,7 @@ def wanted(
     def config(entry: Entry, seed: int) -> Config:
         plain = tables.resolved(entry, rounds, seed=seed)
         there = usual.get(cells.group(plain), Counter([plain.precision]))
-        return dataclasses.replace(plain, precision=precision or max(there, key=there.__getitem__))
+        return dataclasses.replace(plain, precision=precision or there.most_common(1)[0][0])
 
     each = (config(entry, seed) for seed in range(seeds) for one in chosen for entry in one.entries)
     return list({cells.key(config): config for config in each}.values())
