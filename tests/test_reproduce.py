@@ -270,16 +270,16 @@ def test_a_batch_is_cut_to_what_fits_in_the_time(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("free", "host_rounds", "room"),
-    [(100e9, None, 50.0), (100e9, 7, 4.0), (2e9, None, 4.0), (None, None, 4.0)],
+    [(100e9, None, 75.0), (100e9, 7, 4.0), (2e9, None, 4.0), (None, None, 4.0)],
 )
-def test_client_memory_may_fill_half_of_an_accelerator(monkeypatch, free, host_rounds, room):
+def test_client_memory_may_fill_most_of_an_accelerator(monkeypatch, free, host_rounds, room):
     """If all of it then fits: what is fetched from the host needs the room twice."""
     setup = types.SimpleNamespace(host_rounds=host_rounds)
     monkeypatch.setattr(experiment, "prepare", lambda config: (None, setup, None))
     stats = free and {"bytes_limit": free + 1e9, "bytes_in_use": 1e9}
     device = types.SimpleNamespace(platform="gpu", memory_stats=lambda: stats)
     monkeypatch.setattr(jax, "devices", lambda: [device])
-    run = training._with_memory(tiny())
+    run = training.with_memory(tiny())
     assert run.memory_gb == room
     assert cells.key(run) == cells.key(tiny())
 

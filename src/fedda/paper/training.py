@@ -14,7 +14,6 @@ from fedda.config import Config
 from fedda.paper import cells
 
 SMALL = 2_000_000  # parameters: a larger model keeps a device busy alone
-SHARE = 0.5  # of an accelerator's free memory, for what clients keep
 
 Tell = Callable[[str], None]
 
@@ -52,7 +51,7 @@ def alone(config: Config, folder: Path, name: str, tell: Tell) -> None:
     if (directory / "config.toml").exists():
         outcome = experiment.resume(directory, None, told)
     else:
-        outcome = experiment.run(_with_memory(config), directory, told)
+        outcome = experiment.run(with_memory(config), directory, told)
     for note in outcome.notes:
         tell(f"{words(config)}: {note}")
     clients = tasks.load(config).shards.num_clients
@@ -60,7 +59,7 @@ def alone(config: Config, folder: Path, name: str, tell: Tell) -> None:
     shutil.rmtree(directory)
 
 
-def _with_memory(config: Config) -> Config:
+def with_memory(config: Config) -> Config:
     """Lets client memory have its share of an accelerator, which changes no number.
 
     Only if all of it then fits: a part that is fetched from the host needs room twice, and more of
@@ -69,7 +68,7 @@ def _with_memory(config: Config) -> Config:
     free = together.device_memory(jax.devices()[:1])
     if jax.devices()[0].platform == "cpu" or math.isinf(free):
         return config
-    room = max(config.memory_gb, round(SHARE * free / 1e9, 1))
+    room = max(config.memory_gb, math.floor(together.SHARE * free / 1e9))
     roomy = dataclasses.replace(config, memory_gb=room)
     return roomy if experiment.prepare(roomy)[1].host_rounds is None else config
 
