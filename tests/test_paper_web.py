@@ -167,7 +167,7 @@ def test_every_verdict_is_told_in_words_and_with_its_evidence(html, results):
     for each, (_, item) in zip(told, shown, strict=True):
         assert each.verdict in re.search(r"<span class='verdict \w+'>(.*?)</span>", item)[1]
         text = re.sub(r"<.*?>", "", item)
-        for part in (each.claim, each.measured):
+        for part in (each.claim, each.told, each.measured):
             assert web.escape(part) in text
     summary = re.search(r"14 claims: (.*?)\.</p>", section(html, "verdicts"))[1]
     kinds = [each.verdict for each in told]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedda.paper import evidence, experiments, tables, verdicts
+from fedda.paper import cells, evidence, experiments, tables, verdicts
 from fedda.paper.cells import Cell, Cells
 from fedda.paper.verdicts import Beside
 
@@ -106,6 +106,7 @@ def test_the_paper_contradicts_itself_on_stack_overflow():
     found = table("table5", lambda each: {"fedda-adam": 0.6, "fedopt-adagrad": 0.7}.get(each, 0.3))
     verdict = told("F7", found)
     assert verdict.verdict == "holds in part", "best with Adam alone"
+    assert "Of 3 columns FedDA is in 1 ahead of all that were run, in 1 level" in verdict.told
     assert "CLIMB 0.302" in verdict.measured
 
 
@@ -172,7 +173,8 @@ def test_who_fails_is_no_rival_in_speed():
     assert verdict.measured.count("24 pairs of runs") == 3, "eight rivals in three columns"
     # To 0.75 of 0.1 to 0.99: 1125 + 375 * 0.65 / 0.89 rounds, and so on to 0.84; FedDA has 375.
     saved = np.mean([1 - 1 / (3 + (goal - 0.1) / 0.89) for goal in (0.75, 0.8, 0.82, 0.84)])
-    assert f"EMNIST {100 * saved:.1f} % (SGDM {100 * saved:.0f} %, Adam" in verdict.measured
+    assert f"{100 * saved:.1f} % (EMNIST)" in verdict.told
+    assert f"EMNIST SGDM {100 * saved:.0f} %, Adam" in verdict.measured
     failed = [
         cell(each, [0.01] * 4 if each.algorithm.startswith("fedda") else [0.99] * 4)
         for each in experiments.experiments()["table3"].entries
@@ -216,6 +218,7 @@ def test_runs_that_all_failed_have_no_order():
     ]
     found = [cell(entry, [entry.paper / 10]) for entry in entries]
     assert "table 6 EMNIST 0 of 6" in told("F10", found).measured
+    assert told("F10", found).told.startswith("0 of 6 pairs")
     assert told("F10", found).verdict == "does not hold"
 
 
@@ -241,6 +244,8 @@ def test_local_iterations_and_momentum():
     calm = [one for one in found if one.config.local_work < 20]
     calm += [cell(entry, [0.7]) for entry in figure5(20)]
     assert told("F8", calm).verdict == "holds in part", "it rises, and does not collapse"
+    assert "best in 6 of 6 series, and accuracy collapses" in told("F8", calm).told
+    assert "in 0 of the 2 in which it should" in told("F8", calm).told
     found = [
         cell(entry, [0.6 if entry.values["beta1"] else 0.7])
         for entry in experiments.experiments()["ablation"].entries
@@ -248,6 +253,7 @@ def test_local_iterations_and_momentum():
     ]
     assert told("F12", found).verdict == "does not hold"
     assert "EMNIST SGDM -0.1 to none, +0 to restarted" in told("F12", found).measured
+    assert "in 0 of 6 comparisons" in told("F12", found).told
 
 
 @pytest.mark.parametrize(("local", "verdict"), [(0.5, "holds so far"), (0.65, "holds in part")])
@@ -275,6 +281,7 @@ def test_stabilisation_is_judged_by_the_spread_of_the_last_rounds():
                 found.insert(0, cell(entry, [0.5] * 10, every=10, seed=1))
     verdict = told("F11", found)
     assert verdict.verdict == "holds so far"
+    assert "in 3 of 3 comparisons" in verdict.told
     # The mean of ten: (2 * 0.1 + 8 * 0.8) / 10 against (2 * 0.1 + 8 * 0.55) / 10.
     assert "EMNIST SGDM, 5 % 0 (without 0.05; accuracy +0.2)" in verdict.measured
 
@@ -296,8 +303,8 @@ def test_cost_is_counted_in_models():
     found = [of(entry) for entry in wanted]
     verdict = told("F14", found, bench=of_bench(1.1))
     assert verdict.verdict == "holds"
-    assert "2 models down and 2 up" in verdict.measured
-    assert "cnn 1.10" in verdict.measured
+    assert "2 models down and 2 up" in verdict.told
+    assert "cnn 1.10" in verdict.told
     assert told("F14", found, bench=of_bench(1.6)).verdict == "holds in part"
     assert told("F14", found).verdict == "not settled"
     assert told("F14", [], bench=of_bench(1.1)).verdict == "not settled"
@@ -341,10 +348,29 @@ def test_the_margin_of_tuned_methods_is_over_pairs_of_seeds():
 )
 def test_what_theory_found_is_taken_over(parts, verdict):
     claims = [
-        {"key": f"F3 {i}", "claim": "c", "verdict": part, "measured": "x"}
+        {"key": f"F3 {i}", "claim": f"c{i}", "verdict": part, "measured": f"x{i}"}
         for i, part in enumerate(parts)
     ]
-    assert told("F3", [], {"claims": claims}).verdict == verdict
+    found = told("F3", [], {"claims": claims})
+    assert found.verdict == verdict
+    if len(parts) == 1:
+        assert (found.told, found.measured) == ("X0.", "")
+    else:
+        assert all(f"“c{i}”" in found.told for i in range(len(parts)))
+        assert found.measured == "c0: x0. c1: x1."
+
+
+def test_every_claim_has_one_sentence_and_its_numbers():
+    """Of the committed results: a table to read, and under it what each sentence is made of."""
+    folder = Path(__file__).parents[1] / "results"
+    results, beside = cells.read_all(folder), verdicts.read_beside(folder)
+    found = verdicts.verdicts(results, beside)
+    text = verdicts.section(results, beside)
+    assert [each.name for each in found] == [f"F{number}" for number in range(1, 15)]
+    for each in found:
+        assert f"| {each.name} | {each.claim} | {each.verdict} | {each.told} |" in text
+        assert not each.measured or f"\n- **{each.name}** {each.measured}" in text
+        assert any(character.isdigit() for character in each.told + each.measured)
 
 
 def test_a_claim_is_not_that_of_a_longer_number():

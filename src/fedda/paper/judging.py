@@ -10,7 +10,8 @@ class Verdict(NamedTuple):
     name: str
     claim: str
     verdict: str
-    measured: str
+    told: str  # in one sentence, what we found
+    measured: str = ""  # the numbers behind it, if they are not in that sentence
 
 
 def decided(won: int, judged: int, needed: int) -> str:

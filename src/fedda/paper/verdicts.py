@@ -58,9 +58,14 @@ def read_beside(folder: Path) -> Beside:
 
 
 def section(results: Cells, beside: Beside) -> str:
-    rows = [f"| {' | '.join(each)} |" for each in verdicts(results, beside)]
-    head = ["| | the paper says | verdict | what we measured |", "|:--|:--|:--|:--|"]
-    return "\n".join(["## What becomes of the paper's claims", "", MEANING, "", *head, *rows])
+    """As Markdown: a table of one sentence a claim, and under it the numbers."""
+    found = verdicts(results, beside)
+    head = ["| | the paper says | verdict | what we found |", "|:--|:--|:--|:--|"]
+    rows = [f"| {' | '.join(each[:4])} |" for each in found]
+    numbers = [f"- **{each.name}** {each.measured}" for each in found if each.measured]
+    title = "## What becomes of the paper's claims"
+    lines = [title, "", MEANING, "", *head, *rows, "", "The numbers behind these:", "", *numbers]
+    return "\n".join(lines)
 
 
 # ------------------------------------------------------------------------------------ from theory
@@ -82,11 +87,15 @@ def _of_theory(name: str, claim: str, theory: Mapping[str, Any] | None) -> Verdi
     holding = sum(part["verdict"] == HOLDS for part in parts)
     partly = any(part["verdict"] == IN_PART for part in parts)
     verdict = HOLDS if holding == len(parts) else IN_PART if holding or partly else FAILS
-    told = [part["measured"] for part in parts]
-    if len(parts) > 1:
-        told = [f"{part['claim']}: {part['verdict']} ({part['measured']})" for part in parts]
-    words = ". ".join(told) + "."
-    return Verdict(name, claim, verdict, words[0].upper() + words[1:])
+    if len(parts) == 1:
+        words = parts[0]["measured"]
+        return Verdict(name, claim, verdict, f"{words[0].upper()}{words[1:]}.")
+    by_verdict: dict[str, list[str]] = {}
+    for part in parts:
+        by_verdict.setdefault(part["verdict"], []).append(f"“{part['claim']}”")
+    told = "; ".join(f"{kind}: {', '.join(claims)}" for kind, claims in by_verdict.items())
+    numbers = ". ".join(f"{part['claim']}: {part['measured']}" for part in parts)
+    return Verdict(name, claim, verdict, f"{told[0].upper()}{told[1:]}.", f"{numbers}.")
 
 
 # --------------------------------------------------------------------------- from cells and bench

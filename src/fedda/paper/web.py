@@ -241,9 +241,10 @@ def _listing(lines: Sequence[Line]) -> list[list[str]]:
 def _verdict(each: Verdict) -> str:
     kind, mark = MARKS[each.verdict]
     label = f"<span class='verdict {kind}'>{mark} {escape(each.verdict)}</span>"
+    numbers = f"<p class='small'>{_prose(each.measured)}</p>" if each.measured else ""
     return (
         f"<li id='{each.name}'><h3>{each.name} {label}<br>{_prose(each.claim)}</h3>"
-        f"<p>{_prose(each.measured)}</p></li>\n"
+        f"<p>{_prose(each.told)}</p>{numbers}</li>\n"
     )
 
 
