@@ -36,10 +36,11 @@ else:
     flwr = pytest.importorskip("flwr", reason="Flower is not installed: pip install flwr")
 
 from flwr.app import Context, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import fedda.torch
-from fedda.flower import Settings, serve, wire
+from fedda.flower import Secure, Settings, secure_mods, serve, wire
 from fedda.flower import client_app as jax_client_app
 from fedda.torch import DecoupledSGD, begin_round, client_app, end_round, load
 from flower_grid import LocalGrid
@@ -515,6 +516,28 @@ def test_a_federation_of_both_kinds_is_one_of_jax_clients(name):
     assert not found.events
 
 
+def test_a_secure_sum_has_room_for_the_examples_of_all_epochs(monkeypatch):
+    for name in ("_task_id", "_run_id", "_node_id"):  # what Flower asks of the process it is in
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    pairs = list(same_size(3))
+    losses = []
+    for secure in (None, Secure(most=50.0, most_weight=8)):
+        apps = [
+            client_app(
+                network(), F.mse_loss, lambda _, pair=pair: loader(pair, 4), local_work=2,
+                local_unit="epochs", mods=secure_mods() if secure else None,
+            )
+            for pair in pairs
+        ]  # fmt: skip
+        agreed = Settings(
+            "fedda-sgdm", fedda.torch.task(network(), epochs=2), pairs[0], 3, 3, secure=secure
+        )
+        served = serve(LocalGrid(apps), agreed)
+        assert not served.events, "nothing was clipped"
+        losses.append([row["train_loss"] for row in served.history])
+    np.testing.assert_allclose(*losses, rtol=1e-3)
+
+
 def test_a_server_needs_no_more_than_the_module():
     module = network()
     agreed = settings("fedda-sgdm")._replace(task=fedda.torch.task(module))
@@ -777,6 +800,7 @@ def test_local_work_that_is_refused(work, words):
 PAGE = Path(__file__).parents[1] / "docs" / "pytorch.md"
 FEDERATION = """
 from flwr.app import Context, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
 
 import client_app, own_loop, server_app
 from flower_grid import LocalGrid

@@ -473,3 +473,27 @@ def test_the_momentum_need_not_be_sent(name, work):
     hp = algorithm.Hyper()
     message = algorithm.phases[0].send(hp, algorithm.init(hp, params))
     assert [leaf.shape for leaf in jax.tree.leaves(message)] == [(3, 2)], "one model goes down"
+
+
+@pytest.mark.parametrize("name", ["fedda-sgdm", "fedda-adam", "fedda-adagrad"])
+def test_steps_that_are_lost_beside_the_weights_are_in_the_sum(name):
+    """In float32 the steps of 2e-8 leave a w of 1 where it is. The server's is large enough."""
+    gradient, rate, steps, move = 2e-5, 1e-3, 5, 1e6
+    model = api.Model(lambda key: jnp.ones(1, jnp.float32), lambda w, x: x @ w)
+    x = np.full((4, 1), gradient, np.float32)
+    settings = {"client_lr": rate, "server_lr": move, "local_work": steps, "rounds": 1}
+    if name != "fedda-sgdm":
+        settings |= {"eps": 1.0}
+    clients = [(x, np.zeros(4, np.float32))] * 2
+    with jax.enable_x64(False):
+        result = api.run(name, model, clients, height, cohort=2, **settings)
+    # m = (1 - beta1^k) g after k steps, and V = G² or (1 - beta2) G², corrected.
+    P = sum(1 - BETA1**k for k in range(1, steps + 1)) * gradient
+    G = P / (1 - BETA1)
+    change = {
+        "fedda-sgdm": P,
+        "fedda-adam": P / (1 - BETA1) / (G + 1),
+        "fedda-adagrad": G / (G + 1),
+    }[name]
+    assert result.params.dtype == jnp.float32
+    np.testing.assert_allclose(1 - np.asarray(result.params), move * rate * change, rtol=1e-5)

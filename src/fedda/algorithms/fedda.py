@@ -5,7 +5,7 @@
                    w <- w - client_lr * g           the momentum is not used here: "decoupled"
                    m <- beta1 m + (1 - beta1) g
                    P <- P + m
-               upload  N_i S,  N_i m,  N_i          S = (W - w) / client_lr, the sum of its g
+               upload  N_i S,  N_i m,  N_i          S is the sum of its g
     server:    S, m = the means of S_i, m_i weighted by N_i;  r counts the rounds before this one
                P = S + beta1 / (1 - beta1) (M - m)  which is the mean of the P_i
                G = (P - beta1 M) / (1 - beta1)      the gradient that would have moved M to P
@@ -129,19 +129,21 @@ def work(
     count_steps: bool = False,
 ) -> tuple[local.Weighted, PyTree, Seen]:
     def step(carry: tuple[PyTree, PyTree], batch: Batch) -> tuple[Any, Seen]:
-        w, m = carry
+        S, m = carry
+        w = tree.axpy(-hp.client_lr, S, message.params)
         gradient, seen = task.gradient(w, batch)
         g = tree.axpy(hp.mu, tree.sub(w, message.params), gradient)
-        return (tree.axpy(-hp.client_lr, g, w), tree.blend(hp.beta1, m, g)), seen
+        return (tree.add(S, g), tree.blend(hp.beta1, m, g)), seen
 
     batches = task.batches(shard, key)
-    m = message.momentum if sends == "both" else tree.zeros_like(message.params)
-    (w, m), seen = local.steps(step, (message.params, m), batches)
-    # The sum of the gradients is in w, and P in that sum and m: the steps need not carry them.
-    gradients = tree.scale(1 / hp.client_lr, tree.sub(message.params, w))
+    zero = tree.zeros_like(message.params)
+    m = message.momentum if sends == "both" else zero
+    # P is in S and m, and w in W and S: the steps need not carry them. Nor may S be taken from w,
+    # where steps that are small beside w are lost: P, a difference, would change its sign.
+    (S, m), seen = local.steps(step, (zero, m), batches)
     steps = jnp.asarray(batches.steps, jnp.result_type(float))
     decay = hp.beta1**steps if count_steps or sends == "model" else ()
-    upload = Upload(gradients, m, steps if count_steps else (), decay)
+    upload = Upload(S, m, steps if count_steps else (), decay)
     return local.weighted(shard, upload), memory, seen
 
 

@@ -91,9 +91,12 @@ def model(module: Module) -> Model:
     return Model(lambda key: jax.tree.map(jnp.asarray, initial), apply)
 
 
-def task(module: Module) -> Task:
-    """What the `Settings` of a server need of a module; the clients know all else."""
-    return Task(model(module), _outputs, Plan(1))
+def task(module: Module, epochs: int = 1) -> Task:
+    """What the `Settings` of a server need of a module; the clients know all else.
+
+    `epochs` is how often clients see their examples at most: a secure sum has room for as many.
+    """
+    return Task(model(module), _outputs, Plan(1, epochs, "epochs"))
 
 
 def _outputs(outputs: Any, y: Any) -> Any:

@@ -108,10 +108,9 @@ def _upload(
 ) -> PyTree:
     """What a JAX client would upload, without its weight."""
     states = {name: optimizer.state[w] for name, w in own.items()}
-    moved = {name: states[name]["start"] - w for name, w in own.items()}
     if order.algorithm == "fedavg":
-        return {name: to_array(-change) for name, change in moved.items()}
-    gradients = {name: to_array(change / settings["lr"]) for name, change in moved.items()}
+        return {name: to_array(w - states[name]["start"]) for name, w in own.items()}
+    gradients = {name: to_array(state["sum"]) for name, state in states.items()}
     momentum = {name: to_array(state["momentum"]) for name, state in states.items()}
     options, dtype = _options(order), jnp.result_type(float)
     steps = np.asarray(states[next(iter(own))]["step"], dtype)

@@ -26,9 +26,10 @@ class DecoupledSGD(torch.optim.Optimizer):
         g = gradient + mu (w - W)
         w <- w - lr g                        the momentum is not used here
         m <- beta1 m + (1 - beta1) g
+        S <- S + g
 
     W is where the parameters are when a round starts, which is when they are given to the optimiser
-    or when `start` is called; there m is the server's momentum, or 0. A parameter without a
+    or when `start` is called; there m is the server's momentum, or 0, and S is 0. A parameter without a
     gradient has a gradient of 0. In a federation lr, beta1 and mu are the server's: `begin_round`
     sets them.
     """
@@ -61,7 +62,12 @@ class DecoupledSGD(torch.optim.Optimizer):
                 m.copy_(momentum[w])
             # A tensor for each parameter, as in PyTorch's own optimisers: a compiled step would be
             # compiled anew for every value of a number.
-            self.state[w] = {"start": w.detach().clone(), "momentum": m, "step": torch.zeros(())}
+            self.state[w] = {
+                "start": w.detach().clone(),
+                "momentum": m,
+                "sum": torch.zeros_like(w),
+                "step": torch.zeros(()),
+            }
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -81,8 +87,8 @@ class DecoupledSGD(torch.optim.Optimizer):
     def _step(self, group: dict[str, Any]) -> None:
         params, beta1, mu = group["params"], group["beta1"], group["mu"]
         states = [self.state[w] for w in params]
-        starts, momenta, counts = (
-            [state[name] for state in states] for name in ("start", "momentum", "step")
+        starts, momenta, sums, counts = (
+            [state[name] for state in states] for name in ("start", "momentum", "sum", "step")
         )
         gradients: list[Tensor] | tuple[Tensor, ...] = [
             torch.zeros_like(w) if w.grad is None else w.grad.to_dense() for w in params
@@ -93,4 +99,5 @@ class DecoupledSGD(torch.optim.Optimizer):
         torch._foreach_add_(params, gradients, alpha=-group["lr"])
         torch._foreach_mul_(momenta, beta1)
         torch._foreach_add_(momenta, gradients, alpha=1 - beta1)
+        torch._foreach_add_(sums, gradients)
         torch._foreach_add_(counts, 1)
