@@ -1,12 +1,15 @@
 """Mistakes that would otherwise fail deep inside, or not at all and give wrong numbers."""
 
 import functools
+from collections import namedtuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fedda
+from fedda.core import Positive
 from fedda.errors import InputError
 from fedda.losses import accuracy, cross_entropy, squared_error
 
@@ -113,6 +116,51 @@ def test_a_record_of_ones_own_is_run_like_a_named_one():
         run(record, nu=0.5)
 
 
+AVERAGE = fedda.algorithms.get("fedavg")
+PHASE = AVERAGE.phases[0]
+
+
+class Unbounded(NamedTuple):
+    client_lr: float = 0.1
+
+
+class NoDefault(NamedTuple):
+    client_lr: Positive
+
+
+def two_values(hp, task, message, memory, shard, key):
+    return PHASE.work(hp, task, message, memory, shard, key)[:2]
+
+
+def no_seen(hp, task, message, memory, shard, key):
+    upload, memory, seen = PHASE.work(hp, task, message, memory, shard, key)
+    return upload, memory, seen.loss
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"phases": PHASE.work}, r"phases .* must be a tuple of fedda\.Phase.* got <function"),
+        ({"phases": PHASE}, r"as in \(fedda\.Phase\(send, work, merge\),\), got Phase\("),
+        ({"phases": [PHASE]}, r"must be a tuple of fedda\.Phase.* got \[Phase\("),
+        ({"phases": ()}, r"must be a tuple of fedda\.Phase.* got \(\)"),
+        ({"init": None}, "init of an Algorithm must be a function, got None"),
+        ({"phases": (PHASE._replace(merge=3),)}, "merge of phase 0 .* must be a function, got 3"),
+        ({"Hyper": {"client_lr": 0.1}}, r"Hyper .* NamedTuple class, got \{'client_lr': 0\.1\}"),
+        ({"Hyper": AVERAGE.Hyper()}, r"Hyper .* must be a NamedTuple class, got Hyper\("),
+        ({"Hyper": Unbounded}, "client_lr of Hyper must have a default .* got <class 'float'>"),
+        ({"Hyper": NoDefault}, "client_lr of Hyper must have a default"),
+        ({"Hyper": namedtuple("Bare", "mu", defaults=[0])}, "mu of Hyper must .* got None"),
+        ({"init": lambda hp, params: params}, "must give a state with a field params, got dict"),
+        ({"phases": (PHASE._replace(work=two_values),)}, "work of phase 0 gave 2 values"),
+        ({"phases": (PHASE, PHASE._replace(work=no_seen))}, "work of phase 1 gave 3 values"),
+    ],
+)
+def test_records_refused(wrong, message):
+    with pytest.raises(InputError, match=message):
+        run(AVERAGE._replace(**wrong))
+
+
 def test_a_loss_that_is_not_finite_is_counted():
     """Labels outside the outputs, hidden from the check: the gradient of such a loss may be 0."""
     result = run(clients=[(X, Y + 5)] * 3, loss=lambda outputs, y: cross_entropy(outputs, y))
@@ -123,3 +171,32 @@ def test_a_loss_that_is_not_finite_is_counted():
 def test_grid_values_must_be_lists():
     with pytest.raises(InputError, match=r"client_lr must be a list of values to try, got 0\.1"):
         fedda.run_grid("fedavg", MODEL, CLIENTS, cross_entropy, grid={"client_lr": 0.1})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"seed": 3}, r"run_grid has no seed\. Give it a list of them, as in seeds=\[0, 1\]"),
+        ({"grid": {"seed": [0, 1]}}, r"run_grid has no seed\."),
+        ({"on_evaluation": print}, r"run_grid has no on_evaluation: .* in its result\.history"),
+    ],
+)
+def test_settings_of_run_that_run_grid_lacks(settings, message):
+    values = {"grid": {"client_lr": [0.1, 0.2]}, "cohort": 1} | settings
+    with pytest.raises(InputError, match=message):
+        fedda.run_grid("fedavg", MODEL, CLIENTS, cross_entropy, **values)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("fedopt-adam", {"form": "keras"}), ("fedda-adam", {"beta2": 0.999}),
+     ("fedda-sgdm", {"beta1": 0.999})],
+)  # fmt: skip
+def test_a_number_that_the_parameters_cannot_hold_is_refused(name, settings):
+    """0.999 is 1 in bfloat16, and a moment that never changes would leave the model where it is."""
+    model = fedda.Model(
+        lambda key: jnp.zeros((3, 2), jnp.bfloat16), lambda w, x: x @ w.astype(jnp.float32)
+    )
+    with pytest.raises(InputError, match=r"got 0\.999.*, which is 1 in bfloat16, .* in float32"):
+        fedda.run(name, model, CLIENTS, cross_entropy, cohort=1, rounds=1, **settings)
+    fedda.run("fedda-sgdm", model, CLIENTS, cross_entropy, cohort=1, rounds=1, beta1=0.99)

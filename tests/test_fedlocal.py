@@ -395,3 +395,23 @@ def test_where_it_ends_in_three_dimensions():
         pull = np.einsum("n,nij->nij", weight, share)
         expected = np.linalg.solve(pull.sum(0), np.einsum("nij,nj->i", pull, b))
         np.testing.assert_allclose(result.params, expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["fedlocal-adam", "fedlocal-adagrad"])
+@pytest.mark.parametrize("correction", ["joint", "local"])
+def test_a_gradient_that_is_not_finite_is_not_taken_for_none(name, correction):
+    """Its A is 0, as that of a coordinate that no step has moved; the client is left out."""
+    model = fedda.Model(lambda key: jnp.zeros(1), lambda w, x: x @ w)
+    bad, good, none = (  # the sum of two rows of the first is too large for a number
+        (np.full((rows, 1), value), np.zeros(rows))
+        for rows, value in ((2, 1.7e308), (2, 1.0), (0, 1.0))
+    )
+    runs = [
+        fedda.run(
+            name, model, clients, height, rounds=1, cohort=2, batch=2, local_work=1,
+            correction=correction,
+        )
+        for clients in ([good, bad], [good, none])
+    ]  # fmt: skip
+    assert [run.history[-1]["nonfinite_clients"] for run in runs] == [1, 0]
+    np.testing.assert_array_equal(*(run.params for run in runs))

@@ -364,7 +364,9 @@ def test_a_federation_that_nobody_joins_is_a_message():
         serve(LocalGrid([app(0), app(1)]), settings(deadline=0.2))
 
 
-def test_a_node_that_leaves_is_not_asked_again():
+@pytest.mark.parametrize(("name", "told"), [("fedda-sgdm", 0), ("scaffold", 1)])
+def test_a_node_that_leaves_is_not_asked_again(name, told):
+    """And where clients remember something, that the population changed is an event."""
     network = grid()
 
     def spoil(partition, message, reply):
@@ -373,8 +375,9 @@ def test_a_node_that_leaves_is_not_asked_again():
         return [reply]
 
     network.spoil = spoil
-    served = serve(network, settings())
+    served = serve(network, settings(name))
     assert served.history[-1]["round"] == ROUNDS
+    assert served.events["changed_populations"] == told
     asked = [m.metadata for m in network.sent if m.metadata.message_type == "train"]
     assert not [m for m in asked if m.dst_node_id == 103 and int(m.group_id) > 2]
 

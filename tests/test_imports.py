@@ -43,7 +43,8 @@ MAY_IMPORT = {
     "memory": "tree",
     "simulate": "cohort core data.feed data.shards devices errors memory models task tree",
     "together": "data.feed devices errors simulate task tree",
-    "api": f"{ROUND} algorithms cohort data.feed devices simulate together",
+    "records": "core data.shards errors task tree",
+    "api": f"{ROUND} algorithms cohort data.feed devices records simulate together",
     "checkpoint": "tree",
     "config": "algorithms errors",
     "flower": f"{ROUND} algorithms api checkpoint cohort files privacy simulate",
@@ -54,7 +55,7 @@ MAY_IMPORT = {
     "paper": (
         "algorithms api config errors experiment files page results simulate tasks together tree"
     ),
-    "reproduce": "config errors experiment paper tasks",
+    "reproduce": "config errors experiment files paper tasks",
     "reproduce_cli": "config errors paper reproduce terminal",
     "sweep": "algorithms api config errors experiment files results simulate",
     "tracking": "errors",
@@ -67,9 +68,11 @@ MAY_IMPORT = {
     "bench_cli": "bench bench_cases devices errors experiment files machine terminal",
     "theory": "api config data errors losses models simulate",
     "theory_cli": "errors experiment files terminal theory",
+    "progress": "experiment terminal",
+    "compare": "algorithms config experiment files progress",
     "cli": (
-        f"{EVERYTHING_ELSE} bench_cli data_cli experiment reproduce_cli sweep sweep_cli terminal "
-        "theory_cli tracking"
+        f"{EVERYTHING_ELSE} bench_cli compare data_cli experiment progress reproduce_cli sweep "
+        "sweep_cli terminal theory_cli tracking"
     ),
 }
 

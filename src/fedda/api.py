@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import random
 
-from fedda import algorithms, tree
+from fedda import algorithms, records, tree
 from fedda.cohort import SAMPLERS, Layout, automatic_chunk
 from fedda.core import Algorithm
 from fedda.data.feed import Feed
@@ -95,6 +95,13 @@ def run_grid(
 
     As many runs are trained at a time as fit in memory, or `together` at most.
     """
+    if "seed" in settings or "seed" in grid:
+        raise InputError("run_grid has no seed. Give it a list of them, as in seeds=[0, 1].")
+    if "on_evaluation" in settings:
+        raise InputError(
+            "run_grid has no on_evaluation: its runs are trained together, and the rows of each "
+            "are in its result.history. Use run to be told of one run's rows as they come."
+        )
     for name, values in (*grid.items(), ("seeds", seeds)):
         if isinstance(values, str) or not isinstance(values, Iterable):
             raise InputError(f"{name} must be a list of values to try, got {values!r}.")
@@ -197,6 +204,8 @@ def prepare(
             f"model must be a fedda.Model(init, apply), got {type(model).__name__}. "
             "fedda.models.from_nnx and from_equinox make one from a module."
         )
+    if isinstance(algorithm, Algorithm):
+        records.check_parts(algorithm)
     record, hyper = algorithms.configure(algorithm, chosen, KEYWORDS)
     shards = clients if isinstance(clients, (Shards, Feed)) else from_clients(clients)
     test = None if test is None else checked_pair(test, "the test set")
@@ -244,6 +253,8 @@ def prepare(
     mesh = mesh_for(devices, cohort, parameters)
     test = everywhere(test, mesh)
     task = Task(model, loss, Plan(batch, local_work, local_unit), tuple(metrics), reduction)
+    if isinstance(algorithm, Algorithm):
+        records.check_work(record, traced(hyper, model), task, example(shards))
     last_rounds = round(stabilise * rounds) if stabilise < 1 else int(stabilise)
     host_rounds = _host_rounds(record, hyper, model, shards, cohort, memory_gb)
     if chunk is None:
@@ -370,4 +381,12 @@ def traced(hyper: Any, model: Model) -> Any:
     """Hyper-parameters as arrays in the dtype of the parameters they will meet."""
     params = jax.eval_shape(model.init, random.key(0))
     dtype = jnp.result_type(*jax.tree.leaves(params))
+    for name, domain in algorithms.domains(type(hyper)).items():
+        for value in np.ravel(getattr(hyper, name)).tolist():
+            used = float(jnp.asarray(value, dtype))
+            if not domain.allows(used):
+                raise InputError(
+                    f"{name} must be {domain.words}, got {value!r}, which is {used:g} in {dtype}, "
+                    "the type of the parameters. Keep those in float32, or choose another."
+                )
     return jax.tree.map(lambda value: jnp.asarray(value, dtype), hyper)

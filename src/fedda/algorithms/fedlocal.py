@@ -88,8 +88,8 @@ Correction = Literal["joint", "local", "none"]
 
 
 def divide(x: PyTree, y: PyTree) -> PyTree:
-    """`x / y`, and 0 where `y` is."""
-    return jax.tree.map(lambda x, y: jnp.where(y == 0, jnp.zeros_like(x), x / y), x, y)
+    """`x / y`, and 0 where `y` is; but not of what is not finite, which must stay so."""
+    return jax.tree.map(lambda x, y: jnp.where(y == 0, 0 * x, x / y), x, y)
 
 
 def damped_root(hp: Any, v: PyTree) -> PyTree:

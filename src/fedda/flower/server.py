@@ -80,6 +80,9 @@ class Server:
         self.settings, self.method, self.state, self.progress = settings, chosen, state, progress
         self.mail = Mail(grid, settings.deadline, progress)
         self.train_loss = 0.0  # of the last round that changed the state
+        kept = jax.eval_shape(chosen.algorithm.memory, chosen.hp, state.params)
+        self.remembers = bool(jax.tree.leaves(kept))
+        self.population = 0  # in the round before, or none before
 
     def do_round(self) -> None:
         """One round, repeated where too few reply, and skipped where that does not help."""
@@ -100,6 +103,7 @@ class Server:
         number, settings = self.progress.round, self.settings
         self.mail.discover()
         everyone = sorted(self.mail.clients)
+        self.compare_population(len(everyone))
         size = min(settings.cohort, len(everyone))
         if size < settings.least:
             raise Halted(f"{size} clients are there, {settings.least} are needed")
@@ -125,6 +129,13 @@ class Server:
             return
         self.state, self.train_loss = state, loss / max(examples, 1)
         self.progress.counted = counted
+
+    def compare_population(self, now: int) -> None:
+        """Tells where a mean over what all clients remember can no longer be right."""
+        if self.remembers and self.population not in (0, now):
+            words = "%d clients, where there were %d: what is kept of all of them is off from now on"
+            self.progress.event("changed_populations", words, now, self.population)
+        self.population = now
 
     def order(self, phase: int, partition: int, counted: Mapping[str, int]) -> wire.Order:
         """What one client is asked to do; `counted` includes the phases of this round so far."""
