@@ -276,6 +276,7 @@ def test_the_help_names_all_models(fedda):
         (["mlp", "--repetitions", "0"], "--repetitions must be at least 1, got 0."),
         (["mlp", "--precision", "fp8"], "unknown precision 'fp8'. Did you mean"),
         (["mlp", "--out", "no/b.json"], "--out is in no, which is not a folder. Make it first."),
+        (["mlp", "--out", "/proc/b.json"], "cannot write to /proc/b.json (No such file or dir"),
         (["mlp", "--out", "."], "--out must be a file to write, got the folder ."),
     ],
 )
@@ -284,5 +285,6 @@ def test_wrong_input_is_a_message(fedda, tmp_path: Path, words: list[str], messa
     assert code == 2
     assert out == ""
     assert message in err
+    assert "measuring" not in err or "precision" in message, "it is checked first"
     assert "Traceback" not in err
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"

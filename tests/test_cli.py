@@ -11,10 +11,11 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import fedda as package
-from fedda import algorithms, cli
+from fedda import algorithms, cli, config
 
 QUICK = ["model=linear", "clients=12", "cohort=3", "rounds=4", "eval_every=2"]
 
@@ -24,7 +25,7 @@ def test_compare_prints_a_table_and_writes_a_report(fedda, tmp_path: Path):
     assert code == 0
     for name in cli.COMPARED:
         assert re.search(rf"^ *{name} ", out, re.MULTILINE), "full names at 80 columns"
-        assert f"{name}, seed 1: round 4/4 loss " in err
+        assert f"{name}, seed 1: round 4/4 train_loss " in err
     assert "…" not in out
     assert "± 95 % interval over 2 seeds" in out
     assert max(map(len, out.splitlines())) <= 80
@@ -122,6 +123,77 @@ def test_an_interrupted_compare_is_finished_by_the_same_command(fedda, tmp_path:
     assert "is a run with rounds = 4, got 5" in err
 
 
+def test_an_interrupted_compare_is_finished_from_its_folder_alone(fedda, tmp_path: Path):
+    """Algorithms, seeds and settings are written there, also those of runs that had not begun."""
+    fedda("compare", "fedavg", "fedda-adam", *QUICK, "eps=0.5", "--seeds", "2", "--out", "cmp")
+    whole = {path.parent.name: path.read_bytes() for path in tmp_path.glob("cmp/*/metrics.jsonl")}
+    assert len(whole) == 4
+    for name in ("fedda-adam-seed0", "fedda-adam-seed1"):
+        shutil.rmtree(tmp_path / "cmp" / name)
+    code, out, err = fedda("compare", "--out", "cmp", "--json")
+    assert code == 0
+    assert "fedda-adam, seed 1: round 4/4 " in err
+    assert [run["algorithm"] for run in json.loads(out)["runs"]] == [
+        *("fedavg", "fedavg", "fedda-adam", "fedda-adam")
+    ]
+    assert "eps = 0.5" in (tmp_path / "cmp/fedda-adam-seed1/config.toml").read_text()
+    again = {path.parent.name: path.read_bytes() for path in tmp_path.glob("cmp/*/metrics.jsonl")}
+    assert again == whole
+
+
+def test_a_comparison_keeps_what_it_was_begun_with(fedda, tmp_path: Path):
+    """More may join it; what is refused leaves no trace, in its folder or as a folder."""
+    words = [*QUICK, "-q", "--out", "cmp"]
+    assert fedda("compare", "fedavg", *words, "cohort=13")[0] == 2
+    assert not (tmp_path / "cmp").exists()
+    fedda("compare", "fedavg", *words)
+    (tmp_path / "cmp/comparison.toml").unlink()  # as of an earlier version
+    assert fedda("compare", "fedavg", "stem", *words, "rounds=5")[0] == 2
+    assert fedda("compare", "fedprox", *words)[0] == 0
+    _, out, _ = fedda("compare", "--out", "cmp", "-q", "--json")
+    runs = [(run["algorithm"], run["rounds"]) for run in json.loads(out)["runs"]]
+    assert runs == [("fedavg", 4), ("fedprox", 4)]
+
+
+def test_compare_names_the_file_that_has_an_algorithm(fedda, tmp_path: Path):
+    (tmp_path / "mine.toml").write_text('algorithm = "fedprox"\n')
+    _, _, err = fedda("compare", "mine.toml")
+    assert "takes algorithms by name: fedda compare fedavg fedda-adam. Remove the key " in err
+    assert "algorithm from mine.toml." in err
+
+
+def test_a_wrong_command_has_one_suggestion(fedda):
+    for words, meant in ((["rn"], "run"), (["data", "lst"], "list")):
+        code, _, err = fedda(*words)
+        assert code == 2
+        assert f"unknown command '{words[-1]}'. Did you mean {meant}? Known: " in err
+        assert err.count("Did you mean") == 1
+
+
+def test_help_of_run_tells_the_settings(fedda):
+    words = re.findall(r"[\w=-]+", fedda("run", "--help")[1])
+    shown = " ".join(words)
+    assert "algorithm=fedda-sgdm task=digits" in shown
+    assert "fedda algorithms NAME" in shown
+    assert {*config.FIELDS, "client_lr", "server_lr"} <= set(words)
+
+
+def test_data_of_ones_own_are_no_task(fedda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FEDDA_DATA", str(tmp_path / "data"))
+    numbers = np.arange(12)
+    np.savez(tmp_path / "mine.npz", client=numbers % 3, x=numbers[:, None] / 12, y=numbers % 2)
+    code, _, err = fedda("data", "import", "mine3", "mine.npz")
+    assert code == 0, err
+    for command in ("run", "compare"):
+        _, _, err = fedda(command, "task=mine3")
+        assert "unknown task 'mine3'. It is a data set: write task=own data=mine3" in err
+
+
+def test_equations_are_not_broken(fedda):
+    _, out, _ = fedda("algorithms", "fedda-adam")
+    assert (algorithms.module_of("fedda-adam").__doc__ or "-").strip() in out
+
+
 def test_a_narrow_terminal_shortens_no_number(fedda, monkeypatch: pytest.MonkeyPatch):
     fedda("run", *QUICK, "-q", "--out", "one")
     monkeypatch.setenv("COLUMNS", "40")
@@ -177,7 +249,7 @@ def test_algorithms_lists_all_and_shows_each(fedda):
         (["run", "algoritm=fedavg"], "fedda: unknown setting 'algoritm'. Did you mean algorithm?"),
         (["run", "--resume", "."], "is not a run directory"),
         (["compare", "fedavgg"], "unknown algorithm 'fedavgg'. Did you mean fedavg"),
-        (["compare", "algorithm=fedavg"], "compare takes algorithms by name"),
+        (["compare", "algorithm=fedavg"], "Remove algorithm=fedavg."),
         (
             ["compare", "fedavg", "scaffold", "mu=1"],
             "none of the compared algorithms has the setting 'mu'. It is a setting of fedda-sgdm, ",
@@ -198,7 +270,15 @@ def test_algorithms_lists_all_and_shows_each(fedda):
         ),
         (["compare", "epz=1"], "unknown setting 'epz'. Did you mean eps"),
         (["report", "."], "holds no metrics.jsonl"),
-        (["algorithms", "fedadam"], "unknown algorithm 'fedadam'. Did you mean"),
+        (["algorithms", "fedadan"], "unknown algorithm 'fedadan'. Did you mean"),
+        (["algorithms", "fedadam"], "unknown algorithm 'fedadam': FedAdam is fedopt-adam here."),
+        (["run", "algorithm=fedavgm"], "FedAvgM is fedopt-sgdm here."),
+        (["compare", "FedAdagrad"], "FedAdagrad is fedopt-adagrad here."),
+        (["sweep", "algorithm=fed_yogi"], "FedYogi is fedopt-yogi here."),
+        (["run", "--rounds", "5"], "rounds is a setting, not an option: write rounds=5"),
+        (["compare", "--local-work=3"], "write local_work=3"),
+        (["sweep", "--client_lr"], "write client_lr=VALUE"),
+        (["run", "--outt", "x"], "'--out'"),
     ],
 )
 def test_wrong_input_is_a_message(fedda, tmp_path: Path, words: list[str], message: str):
@@ -239,9 +319,29 @@ def test_on_a_terminal_there_is_a_bar_and_ctrl_c_says_how_to_go_on(tmp_path: Pat
     os.close(main)
     assert process.wait(10) == 130
     text = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", shown).decode()
-    told = r"/100000 loss [-0-9.e]+ accuracy [0-9.]+ [0-9]+ rounds/s +[0-9]+:[0-9]+"
+    told = r"/100000 train_loss [-0-9.e]+ accuracy [0-9.]+ [0-9]+ rounds/s +[0-9]+:[0-9]+"
     assert re.search(r"fedda-sgdm .*" + told, text), "round, loss, metric, pace and time left"
     assert "Continue with: fedda run --resume long" in text
     assert "Traceback" not in text
     assert (tmp_path / "long" / "checkpoints").exists()
     assert not (tmp_path / "long" / "summary.json").exists()
+
+
+def test_sigterm_says_how_to_go_on(tmp_path: Path, in_quick_processes):
+    words = ["run", *QUICK[:3], "rounds=100000", "eval_every=50", "--out", "long"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedda.cli", *words],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    try:
+        assert "round 0/100000" in process.stderr.readline()
+        process.terminate()
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 143
+    assert err.splitlines()[-1] == "Terminated. Continue with: fedda run --resume long"
+    assert "Traceback" not in err

@@ -108,6 +108,36 @@ def test_import_of_a_federation_of_ones_own(fedda, tmp_path):
     assert re.fullmatch(r"mine 2 [45] \d+ bytes ready \S+", row(data_table(out), "mine"))
 
 
+def test_a_data_set_of_other_files_is_replaced_only_if_that_is_asked_for(fedda, tmp_path):
+    first, second = (own_file(tmp_path / f"{name}.npz") for name in ("first", "second"))
+    words = ("data", "import", "mine")
+    columns = ("--client", "who", "--label", "kind")
+    before = fedda(*words, str(first), *columns)
+    assert fedda(*words, str(first), *columns)[:2] == before[:2], "once more is harmless"
+    code, out, err = fedda(*words, str(second), *columns)
+    assert (code, out) == (2, "")
+    assert f"there is a data set mine already, from {first}." in err
+    assert "Choose another name, or replace it with --replace." in err
+    assert datasets.look("mine").origin["path"] == str(first)
+    code, out, _ = fedda(*words, str(second), *columns, "--replace")
+    assert code == 0
+    assert f"It replaced mine from {first} --client who --label kind" in out
+    assert datasets.look("mine").origin["path"] == str(second)
+    code, out, _ = fedda(*words, str(second), *columns, "--feature", "x")
+    assert code == 0
+    assert f"It replaced mine from {second} --client who --label kind" in out, "other columns"
+
+
+def test_what_cannot_be_read_may_be_replaced(fedda, root, tmp_path):
+    first, second = (own_file(tmp_path / f"{name}.npz") for name in ("first", "second"))
+    columns = ("--client", "who", "--label", "kind")
+    fedda("data", "import", "mine", str(first), *columns)
+    (root / "mine" / "train" / "y.values").unlink()
+    code, out, _ = fedda("data", "import", "mine", str(second), *columns)
+    assert code == 0
+    assert f"It replaced mine from {first} " in out
+
+
 def test_list_says_what_is_ready_stale_or_not_here(fedda, root, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "250")
     for name in ("first", "second"):
@@ -180,7 +210,10 @@ def test_data_show_says_how_the_clients_came_about(fedda, tmp_path):
         }
         (tmp_path / "cifar").mkdir(exist_ok=True)
         (tmp_path / "cifar" / split).write_bytes(pickle.dumps(table, protocol=2))
-    fedda("data", "import", "cifar100", "cifar")
+    _, out, _ = fedda("data", "import", "cifar100", "cifar")
+    assert re.search(r"train +undivided +600 ", out)
+    _, out, _ = fedda("data", "list")
+    assert row(data_table(out), "cifar100").startswith("cifar100 undivided 600 ")
     code, out, _ = fedda("data", "show", "cifar100", "--clients", "60")
     assert code == 0
     assert re.search("cifar100, pachinko:0.1", out)

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import tomllib
 
 import numpy as np
 import pytest
@@ -56,11 +55,18 @@ def test_a_factor_below_two_is_refused(tmp_path):
 
 def test_the_preset_is_the_best_point(halved):
     directory, summary = halved
-    text = (directory / "rung-2" / "preset.toml").read_text()
-    table = tomllib.loads(text)["fedda-adam"]
-    assert {name: table[name] for name in RATES} == summary["best"]["hyper"]
-    again = config.resolve(SMALL | table)
-    assert again.chosen == config.resolve(SMALL | summary["best"]["hyper"]).chosen
+    preset = config.resolve(config.read(directory / "preset.toml"))
+    assert preset == config.resolve(SMALL | summary["best"]["hyper"])
+    assert json.loads((directory / "summary.json").read_text()) == summary
+
+
+def test_only_a_new_directory_or_its_own_is_written_to(halved, tmp_path):
+    (tmp_path / "summary.json").write_text("of something else")
+    with pytest.raises(InputError, match="is not empty and holds no sweep with --halving"):
+        halving.halve(config.resolve(SMALL), RATES, 1, tmp_path, 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
+    with pytest.raises(InputError, match=r"is not empty and holds no sweep\. Give another"):
+        sweep.run(config.resolve(SMALL), RATES, 1, halved[0])
 
 
 def test_the_map_has_every_point_in_its_place(halved, tmp_path):

@@ -130,18 +130,22 @@ def test_seeds_are_averaged_with_their_interval(tmp_path):
     assert text["MB up"] == "2.000"
 
 
-def test_what_the_interval_is_stands_below_the_table(tmp_path):
+def test_what_intervals_and_bands_are_is_told_where_there_are_several_seeds(tmp_path):
     for name, seeds in {"a": 3, "b": 3, "c": 1}.items():
         for seed in range(seeds):
             write_run(tmp_path / name / str(seed), name, seed)
 
     def told(*names):
         report.write([tmp_path / name for name in names], tmp_path / "out")
-        return re.findall("± 95.*?[.]", (tmp_path / "out" / "table.md").read_text())
+        page = outside_scripts((tmp_path / "out" / "report.html").read_text())
+        below = (tmp_path / "out" / "table.md").read_text()
+        return [*re.findall("; (seed.*?)[.]<", page), *re.findall("(?:± 95|Bands).*?[.]", below)]
 
-    assert told("a", "b") == ["± 95 % interval over 3 seeds (Student's t)."]
-    assert told("a", "c") == ["± 95 % interval over seeds (Student's t)."]
-    assert told("c") == []
+    bands = "Bands in the figures span the seeds."
+    three = "± 95 % interval over 3 seeds (Student's t)."
+    assert told("a", "b") == ["seeds 0, 1, 2", three, bands]
+    assert told("a", "c") == ["seeds 0, 1, 2", three.replace("3 ", ""), bands]
+    assert told("c") == ["seed 0"]
 
 
 @pytest.mark.parametrize("count", ["nonfinite_clients", "skipped_rounds"])

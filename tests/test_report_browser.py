@@ -3,8 +3,11 @@
 import json
 import os
 import shutil
+from io import BytesIO
 
+import numpy as np
 import pytest
+from matplotlib.image import imread
 
 from fedda import report
 
@@ -35,7 +38,7 @@ def page(tmp_path_factory):
             )
             rows = [
                 {
-                    "round": 10 * i,
+                    "round": 40 * i,
                     "train_loss": None if i == 0 else (2.0 + seed) / (i + number),
                     "loss": 1.0,
                     "accuracy": 0.9 - (0.8 + 0.02 * seed) / (1 + i * (1 + number)),
@@ -131,6 +134,33 @@ def test_page_does_not_scroll_sideways(browser, width):
         "return document.documentElement.scrollWidth <= innerWidth"
         " && document.body.scrollWidth <= innerWidth"
     )
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_last_round_has_its_label(browser, width):
+    resize(browser, width)
+    labels = browser.execute_script(
+        "return [...document.querySelectorAll('#plot-metric .xtick text')]"
+        ".filter(text => getComputedStyle(text).display != 'none' && text.style.opacity != '0')"
+        ".map(text => [text.textContent, text.getBoundingClientRect().right])"
+    )
+    assert labels[-1][0] == "200"
+    assert labels[-1][1] <= width
+
+
+def test_a_shadow_tells_that_the_table_goes_on(browser):
+    resize(browser, 390)
+
+    def light_at_the_edge():
+        """In the last column of pixels; half of them, at least, are no letters or lines."""
+        box = browser.find_element("css selector", ".scroll")
+        drawn = imread(BytesIO(box.screenshot_as_png))
+        return np.median(drawn[:, -2, :3])
+
+    before = light_at_the_edge()
+    browser.execute_script("document.querySelector('.scroll').scrollLeft = 10000")
+    assert before < 0.95
+    assert light_at_the_edge() == 1, "here it ends"
 
 
 def test_table_holds_the_formatted_rows(browser, page):

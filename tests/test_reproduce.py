@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from fedda import config, experiment, reproduce
-from fedda.paper import cells, claims, experiments, training
+from fedda.errors import InputError
+from fedda.paper import cells, claims, experiments, tables, training
 
 TINY = {"model": "linear", "clients": 12, "cohort": 3, "rounds": 4, "eval_every": 2}
 
@@ -55,12 +56,45 @@ def test_it_lists_the_experiments(fedda, tmp_path):
     assert list(tmp_path.iterdir()) == [], "to look leaves nothing behind"
 
 
+def test_the_list_counts_the_runs_of_the_rounds_asked_for(fedda, tmp_path):
+    values = {"rounds": 2, "algorithm": "fedavg"}
+    experiment.run(config.resolve(values), tmp_path / "run")
+    fedda("--add", "run")
+    for words, done in ((("--rounds", "2"), 1), (("--rounds", "3"), 0), ((), 0)):
+        code, out, _ = fedda("--list", *words)
+        assert code == 0
+        assert re.search(rf"^ +digits .* {done} *$", out, re.MULTILINE), words
+
+
+@pytest.mark.parametrize(
+    ("name", "rounds", "said"),
+    [
+        ("table3", 2, "Ours are after 2 rounds, the paper's are after 1,500: do not compare them."),
+        ("table3", 1500, ""),
+        ("table3", None, ""),
+        ("digits", 2, "Ours are after 2 rounds, the experiment's are after 200: do not compare"),
+    ],
+)
+def test_runs_of_another_length_are_not_compared_in_silence(name, rounds, said):
+    line = tables.other_length(experiments.experiments()[name], rounds)
+    assert line.startswith(said)
+    assert bool(line) == bool(said)
+
+
+def test_a_number_from_the_middle_of_a_run_is_compared_with_longer_runs():
+    middle = entry("fedavg")._replace(at=50)
+    experiment = experiments.experiments()["digits"]._replace(entries=(middle,))
+    assert tables.other_length(experiment, 60) == ""
+    assert "after 40 rounds, the experiment's are after 50" in tables.other_length(experiment, 40)
+
+
 def test_a_table_and_one_more_seed(fedda, tmp_path):
     words = ("digits", "--rounds", "2", "--only", "fedavg,fedda-sgdm")
     code, out, err = fedda(*words)
     assert code == 0
     assert "digits fedavg seed 0: accuracy" in err
     assert "2 of 2 runs are done, 0 are missing." in out
+    assert "Ours are after 2 rounds, the experiment's are after" in out
     (line,) = (line for line in out.splitlines() if "FedAvg" in line)
     (cell,) = (tmp_path / "results/cells/digits").glob("fedavg-*.json")
     final = json.loads(cell.read_text())["final"]["accuracy"]
@@ -199,6 +233,27 @@ def test_a_damaged_cell_is_named_and_made_again(tmp_path):
     assert filled(tmp_path, *runs)[0].made == []
 
 
+def test_a_folder_in_the_place_of_a_cell_is_named_and_made_again(tmp_path):
+    """Also if what was set aside before is still there."""
+    path = cells.path(tmp_path, tiny(), None)
+    for aside in (f"{path.name}.damaged", f"{path.name}.damaged-2"):
+        path.mkdir(parents=True)
+        (path / "file").write_text("")
+        with pytest.raises(InputError, match=f"{path} is a folder.*Move it away"):
+            reproduce.add(tmp_path, a_run(tmp_path / "run"))
+        outcome, told = filled(tmp_path, tiny())
+        assert outcome.made == [path.stem]
+        assert f"{path} is a folder, not the file of a run; it is set aside as {aside}," in told
+        assert (path.with_name(aside) / "file").exists()
+        path.unlink()
+
+
+def a_run(directory):
+    if not directory.exists():
+        experiment.run(tiny(), directory)
+    return directory
+
+
 def test_a_cell_under_a_wrong_name_is_named_and_made_again(tmp_path):
     filled(tmp_path, tiny())
     path = cells.path(tmp_path, tiny(), None)
@@ -247,6 +302,68 @@ def test_nothing_is_begun_that_does_not_fit_in_the_time(tmp_path):
         outcome, _ = filled(tmp_path, run, seconds=seconds)
         assert len(outcome.made) == made, (seconds, run)
         assert len(outcome.late) == (not made and seconds > 1)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Time that stands still: a line that is told takes a second."""
+    now = types.SimpleNamespace(seconds=0.0, monotonic=lambda: now.seconds)
+    monkeypatch.setattr(reproduce, "time", now)
+    return now
+
+
+def fill_by(clock, folder, *runs, seconds):
+    told: list[str] = []
+
+    def tell(line):
+        told.append(line)
+        clock.seconds += 1
+
+    return reproduce.fill(runs, folder, seconds, tell, told.append), "\n".join(told)
+
+
+def test_a_run_is_stopped_when_the_time_is_over_and_goes_on_to_the_same_numbers(tmp_path, clock):
+    run, other = tiny(rounds=8), tiny(rounds=8, seed=1)
+    outcome, told = fill_by(clock, tmp_path, run, other, seconds=2.5)
+    name, late = (cells.name(each, None) for each in (run, other))
+    assert outcome == reproduce.Filled([], [], [late], [name], {})
+    assert "round 4/8" in told
+    assert "round 6/8" not in told
+    assert names(tmp_path) == []
+    assert not list((tmp_path / ".work").glob("*.claim")), "others may go on with it"
+    outcome, told = fill_by(clock, tmp_path, run, seconds=0.5)
+    assert outcome.stopped == [name]
+    assert "round 6/8" in told
+    assert "round 4/8" not in told, "nothing is done again"
+    outcome, told = fill_by(clock, tmp_path, run, seconds=0.5)
+    assert outcome.made == [name], "what has come to its end is not stopped"
+    filled(tmp_path / "whole", run)
+    (one,), (whole,) = (cells.read_all(each).found for each in (tmp_path, tmp_path / "whole"))
+    assert one.content["history"] == whole.content["history"]
+    assert one.path.name == whole.path.name
+
+
+def test_what_was_stopped_goes_on_though_others_took_longer(tmp_path, clock, monkeypatch):
+    fill_by(clock, tmp_path, tiny(), seconds=0.5)
+    monkeypatch.setattr(reproduce._Filler, "_expected", lambda self, run, count: 100.0)
+    outcome, _ = fill_by(clock, tmp_path, tiny(), tiny(seed=1), seconds=50)
+    assert outcome.made == [cells.name(tiny(), None)]
+    assert outcome.late == [cells.name(tiny(seed=1), None)]
+
+
+def test_what_nobody_has_tried_is_not_begun_together_where_it_could_not_be_stopped(tmp_path):
+    outcome, told = filled(tmp_path, *(tiny(seed=seed) for seed in range(3)), seconds=1000)
+    assert len(outcome.made) == 3
+    assert "seed 0: round 4/4" in told, "alone"
+    assert "seed 1 and 1 more together: round 4/4" in told
+
+
+def test_the_command_says_what_was_stopped(fedda, tmp_path):
+    words = ("digits", "--only", "fedavg", "--rounds", "60", "--time", "0.1")
+    code, out, err = fedda(*words)
+    assert code == 0
+    assert "1 runs were stopped when the time was over: the same command continues them." in err
+    assert "0 of 1 runs are done, 1 are missing." in out
 
 
 def test_a_share_of_compilation_is_not_taken_for_all_of_it(tmp_path):

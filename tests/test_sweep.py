@@ -304,7 +304,8 @@ def test_the_summary_follows_the_rule_from_the_points_file(finished: Path):
     for point in summary["ranking"]:
         values = point["hyper"]
         assert point["train_loss"] == pytest.approx(means[tuple(values.items())], rel=1e-12)
-        assert point["at_the_end"] == ["client_lr"] + ["eps"] * (values["eps"] != 1e-2)
+        ends = ["eps"] * (values["eps"] != 1e-2)  # of two rates, both would be ends
+        assert point["at_the_end"] == ends
         own = [each["train_loss"] for each in lines_of(finished) if each["hyper"] == values]
         # Of two, the deviation is |a - b| / sqrt(2), and that of their mean half of |a - b|.
         half = stats.t.ppf(0.975, 1) * abs(own[0] - own[1]) / 2
@@ -339,6 +340,17 @@ def test_points_that_failed_come_last():
     assert [each["at_the_end"] for each in ranking] == [["a"], ["a"], [], []]
     ranking = sweep.rank(lines, {"a": [1, 2, 3, 4]}, "train_loss", higher_is_better=True)
     assert [each["hyper"]["a"] for each in ranking] == [1, 4, 3, 2]
+
+
+def test_the_preset_is_a_run_of_the_best_point(tmp_path: Path):
+    """With the evaluations that were asked for, and not those of the sweep."""
+    asked = SMALL | {"eval_every": 2, "late_every": 1, "units": "delta", "seed": 5}
+    summary = sweep.run(config.resolve(asked), {"eps": [1e-3, 1e-2]}, 2, tmp_path / "s")
+    path = tmp_path / "s/preset.toml"
+    best = summary["best"]["hyper"]
+    assert config.resolve(config.read(path)) == config.resolve(asked | best)
+    comment = path.read_text().splitlines()[0]
+    assert comment == "# fedda sweep chose it by train_loss. Points: 2. Seeds: 5, 6."
 
 
 def test_a_sweep_that_diverges_everywhere_has_no_best(tmp_path: Path):
@@ -435,7 +447,7 @@ def fedda_sweep(fedda):
     return partial(fedda, "sweep")
 
 
-def test_the_command_prints_the_best_first(fedda_sweep, tmp_path: Path):
+def test_the_command_prints_the_best_first(fedda, fedda_sweep, tmp_path: Path):
     words = [f"{key}={value}" for key, value in SMALL.items()]
     grids = ["--grid", "client_lr=0.1,0.3", "--grid", "eps=1e-3,1e-2,1e-1", "--seeds", "2"]
     code, out, err = fedda_sweep(*words, *grids, "--together", "4", "--out", "s")
@@ -452,6 +464,12 @@ def test_the_command_prints_the_best_first(fedda_sweep, tmp_path: Path):
     assert "Best by train_loss: client_lr=" in out
     assert "12 runs, 4 at a time, " in out
     assert "runs 5-8 of 12: round 4/7" in err
+    used = out.splitlines()[-1].removeprefix("Use it: fedda ").split()
+    assert used == ["run", "s/preset.toml"]
+    code, _, err = fedda(*used, "--quiet", "--out", "r")
+    assert (code, err) == (0, "")
+    run = config.read(tmp_path / "r/config.toml")
+    assert {name: run[name] for name in best["hyper"]} == best["hyper"]
     code, out, err = fedda_sweep(*words, *grids, "--by", "loss", "--out", "s", "--json")
     assert json.loads(out)["directory"] == "s"
     assert json.loads(out)["by"] == "loss"

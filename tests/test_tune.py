@@ -80,14 +80,16 @@ def test_a_wrong_name_is_refused_before_anything_is_trained(tune, tmp_path, monk
 def test_a_method_is_tuned_once(tune, tmp_path, monkeypatch, capsys):
     """On few rounds of the digits: what is written chooses the preset, and is not made again."""
     monkeypatch.setattr(
-        tune, "STUDIES", {"digits": tune.Study(2, (5,), lambda name: {"client_lr": [0.1, 0.3]})}
+        tune,
+        "STUDIES",
+        {"digits": tune.Study(2, (5,), lambda name: {"client_lr": [0.03, 0.1, 0.3]})},
     )
     tune.tune("digits", "fedavg", tmp_path)
     assert "fedavg: {'client_lr': 0.3}" in capsys.readouterr().out
     summary = json.loads((tmp_path / "digits" / "fedavg.json").read_text())
     assert summary["seeds"] == [5]
     text = tune.preset("digits", tmp_path)
-    assert "of 2 points for every algorithm" in text
+    assert "of 3 points for every algorithm" in text
     assert "client_lr = 0.3  # the end of the grid" in text
     tune.tune("digits", "fedavg", tmp_path)
     assert not capsys.readouterr().out

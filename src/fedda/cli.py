@@ -1,25 +1,35 @@
 """The command `fedda`."""
 
 import json
+import re
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from click import NoSuchOption
 from rich import box
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Column, Table
-from typer.core import TyperGroup
+from rich.table import Table
+from typer.core import TyperCommand, TyperGroup
 
 import fedda
-from fedda import algorithms, config, devices, experiment, processes, report, tracking
+from fedda import (
+    algorithms,
+    compare,
+    config,
+    devices,
+    experiment,
+    processes,
+    progress,
+    report,
+    tracking,
+)
 from fedda.bench_cli import bench_command
+from fedda.data import datasets
+from fedda.data.catalogue import DATASETS
 from fedda.data_cli import data_app
-from fedda.errors import InputError, writing
+from fedda.errors import InputError, unknown, writing
 from fedda.reproduce_cli import reproduce_command
 from fedda.sweep_cli import sweep_command
 from fedda.terminal import err, interruptible, new_directory, out, print_whole
@@ -28,21 +38,59 @@ from fedda.theory_cli import theory_command
 ORDER = ("run", "compare", "report", "sweep", "algorithms", "data", "reproduce", "theory", "bench")
 
 
-class _AsMet(TyperGroup):
-    """Lists the commands in the order in which a user meets them."""
+class _Commands(TyperGroup):
+    """Lists the commands in the order in which a user meets them, and suggests one, not twice."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return sorted(super().list_commands(ctx), key=ORDER.index)
+        found = super().list_commands(ctx)
+        return sorted(found, key=lambda name: ORDER.index(name) if name in ORDER else 0)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
+            raise unknown("command", args[0], self.list_commands(ctx))
+        return super().resolve_command(ctx, args)
 
 
-app = typer.Typer(cls=_AsMet, no_args_is_help=True, pretty_exceptions_enable=False)
-app.add_typer(data_app, name="data")
-app.command("sweep")(writing("--out")(sweep_command))
+class _WithSettings(TyperCommand):
+    """Tells who writes a setting as an option how it is written."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        words = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except NoSuchOption as error:
+            key = error.option_name.lstrip("-").replace("-", "_")
+            if key not in _every_setting():
+                raise
+            given = re.search(rf"{error.option_name}[= ](\S+)", " ".join(words))
+            raise InputError(
+                f"{key} is a setting, not an option: write {key}={given[1] if given else 'VALUE'}"
+            ) from None
+
+
+def _every_setting() -> set[str]:
+    of_tasks = (config.task_settings(task) for task in config.tasks())
+    of_algorithms = (algorithms.settings(name, {}) for name in algorithms.names())
+    return {*config.FIELDS}.union(*of_tasks, *of_algorithms)
+
+
+app = typer.Typer(cls=_Commands, no_args_is_help=True, pretty_exceptions_enable=False)
+app.add_typer(data_app, name="data", cls=_Commands)
+app.command("sweep", cls=_WithSettings)(writing("--out")(sweep_command))
 app.command("reproduce")(writing("--results or --report")(reproduce_command))
 app.command("bench")(writing("--out")(bench_command))
 app.command("theory")(writing("--out")(theory_command))
 
 COMPARED = ("fedavg", "fedprox", "fedda-sgdm", "fedda-adam", "fedda-adagrad")
+
+ABOUT_SETTINGS = f"""
+The default is algorithm={config.Config.algorithm} task={config.Config.task}. Much used: algorithm,
+task, model, partition, clients, cohort, rounds, batch, local_work, seed, client_lr, server_lr.
+
+Every algorithm has settings of its own, which `fedda algorithms NAME` lists. `fedda data list`
+lists the tasks. Every run has {", ".join(config.FIELDS)}. All values of a run are written to
+config.toml in its directory.
+"""
 
 Settings = Annotated[
     list[str] | None,
@@ -51,9 +99,6 @@ Settings = Annotated[
         help="A configuration file, then single settings that override it.",
         show_default=False,
     ),
-]
-Out = Annotated[
-    Path | None, typer.Option(help="A new directory for the results.", show_default="runs/...")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
@@ -94,7 +139,7 @@ def start(
     devices.start_up()
 
 
-@app.command()
+@app.command(cls=_WithSettings, epilog=ABOUT_SETTINGS)
 @writing("--out")
 def run(
     settings: Settings = None,
@@ -129,7 +174,7 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Train one configuration."""
-    values = config.from_words(settings or [])
+    values = _values(settings or [])
     if resume is not None and out_dir is not None:
         raise InputError("--resume continues in its own directory: leave out --out.")
     if use is not None:
@@ -148,7 +193,8 @@ def run(
     tracker = None
     if tensorboard and processes.is_first():
         tracker = tracking.tensorboard(directory / "tensorboard")
-    with _progress(quiet) as track, interruptible(hint):
+    alone = coordinator is None
+    with progress.shown(quiet) as track, interruptible(hint, terminable=alone):
         show = track(str(directory) if resume is not None else resolved.algorithm)
 
         def on_progress(done: experiment.Progress) -> None:
@@ -171,9 +217,9 @@ def run(
     out.print(f"Written to {directory}", soft_wrap=True)
 
 
-@app.command()
+@app.command("compare", cls=_WithSettings)
 @writing("--out")
-def compare(
+def compare_command(
     settings: Annotated[
         list[str] | None,
         typer.Argument(
@@ -200,33 +246,14 @@ def compare(
     Given the --out of a comparison that was interrupted, it does the rest of it.
     """
     words = settings or []
-    names = [word for word in words if "=" not in word and not word.endswith(".toml")]
-    values = config.from_words([word for word in words if word not in names])
-    if "algorithm" in values:
-        raise InputError("compare takes algorithms by name: fedda compare fedavg fedda-adam")
-    if names and everything:
-        raise InputError("give names of algorithms or --all, not both.")
-    compared = algorithms.names() if everything else list(dict.fromkeys(names)) or list(COMPARED)
-    first_seed = config.resolve({"seed": values.pop("seed", 0)}).seed
-    plans = [
-        config.resolve(own | {"algorithm": name, "seed": first_seed + offset})
-        for name, own in _shared(compared, values).items()
-        for offset in range(seeds)
-    ]
     directory = out_dir or new_directory("compare")
-    if not _is_comparison(directory):
+    planned = {} if words or everything or seeds > 1 else compare.written(directory)
+    planned = planned or _planned(words, everything, seeds)
+    if not compare.is_there(directory):
         experiment.check_new(directory, "that of a comparison to finish.")
-    hint = f"Continue with the same command and --out {directory}"
-    summaries = []
-    with _progress(quiet) as track, interruptible(hint):
-        for plan in plans:
-            label = plan.algorithm if seeds == 1 else f"{plan.algorithm}, seed {plan.seed}"
-            where = directory / f"{plan.algorithm}-seed{plan.seed}"
-            if (where / "config.toml").exists():
-                outcome = experiment.resume(where, plan.flat(), track(label))
-            else:
-                outcome = experiment.run(plan, where, track(label))
-            summaries.append(outcome.summary)
+    hint = f"Continue with: fedda compare --out {directory}"
+    with progress.shown(quiet) as track, interruptible(hint):
+        summaries = compare.train(planned, directory, track)
     rows = report.table(report.read_runs([directory]), threshold)
     if as_json:
         table = [row._asdict() for row in rows]
@@ -234,6 +261,36 @@ def compare(
     else:
         _print_table(rows, threshold)
     _write_report([directory], directory, threshold, needed=False)
+
+
+def _planned(words: list[str], everything: bool, seeds: int) -> compare.Plans:
+    names = [word for word in words if "=" not in word and not word.endswith(".toml")]
+    others = [word for word in words if word not in names]
+    values = _values(others)
+    if "algorithm" in values:
+        words = [word for word in others if word.startswith("algorithm=")]
+        files = [word for word in others if "=" not in word]
+        where = words[0] if words else f"the key algorithm from {', '.join(files)}"
+        raise InputError(
+            f"compare takes algorithms by name: fedda compare fedavg fedda-adam. Remove {where}."
+        )
+    if names and everything:
+        raise InputError("give names of algorithms or --all, not both.")
+    compared = algorithms.names() if everything else list(dict.fromkeys(names)) or list(COMPARED)
+    first_seed = config.resolve({"seed": values.pop("seed", 0)}).seed
+    own, notes = compare.shared(compared, values)
+    for note in notes:
+        err.print(note, soft_wrap=True)
+    return compare.plans(own, first_seed, seeds)
+
+
+def _values(words: list[str]) -> dict[str, Any]:
+    """The settings of a command line; a user's own data are no task, but easily taken for one."""
+    values = config.from_words(words)
+    task = values.get("task")
+    if task not in (*config.tasks(), *DATASETS) and task in datasets.names():
+        raise InputError(f"unknown task {task!r}. It is a data set: write task=own data={task}")
+    return values
 
 
 @app.command("report")
@@ -267,7 +324,8 @@ def algorithms_command(
         out.print(listing)
         return
     known = algorithms.options(name)
-    out.print(escape(f"{name}\n\n{(algorithms.module_of(name).__doc__ or '').strip()}\n"))
+    text = (algorithms.module_of(name).__doc__ or "").strip()
+    out.print(escape(f"{name}\n\n{text}\n"), soft_wrap=True)  # lines of equations stay whole
     listing = Table(box=box.SIMPLE, title="Settings", title_justify="left")
     for column in ("name", "default", "may be"):
         listing.add_column(column)
@@ -282,93 +340,6 @@ def algorithms_command(
     for each, choices in known.items():
         listing.add_row(each, choices[0], " or ".join(choices))
     out.print(listing)
-
-
-def _shared(compared: list[str], values: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """For each algorithm those of the settings that it has; tells where some have it not."""
-    common = {*config.FIELDS, *config.task_settings(values.get("task", config.Config.task))}
-    own = {name: {*common, *algorithms.settings(name, values)} for name in compared}
-    for key in values:
-        having = [name for name in compared if key in own[name]]
-        if not having:
-            here = "none of the compared algorithms has the"
-            raise config.unknown_setting(key, here, set().union(*own.values()))
-        if len(having) < len(compared):
-            told = f"{key} is given to {', '.join(having)}: the others have no such setting."
-            err.print(told, soft_wrap=True)
-    return {name: {k: v for k, v in values.items() if k in own[name]} for name in compared}
-
-
-def _is_comparison(directory: Path) -> bool:
-    """Whether it holds a run under a name that `compare` gives it."""
-    names = (path.name.rpartition("-seed")[0] for path in directory.glob("*-seed*"))
-    return any(name in algorithms.names() for name in names)
-
-
-Track = Callable[[str], Callable[[experiment.Progress], None]]
-
-
-@contextmanager
-def _progress(quiet: bool) -> Iterator[Track]:
-    """Gives a function that makes, for each run, the function its evaluations are told to."""
-    if quiet:
-        yield lambda label: lambda progress: None
-    elif err.is_terminal:
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
-            TextColumn("{task.fields[told]}", table_column=Column(no_wrap=True)),
-            TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
-        )
-        with Progress(*columns, console=err, expand=True) as bars:
-
-            def track(label: str) -> Callable[[experiment.Progress], None]:
-                bar = bars.add_task(escape(label), total=None, told="")
-                pace = _Pace()
-
-                def tell(progress: experiment.Progress) -> None:
-                    done, total = progress.row["round"], progress.rounds
-                    told = f"{done}/{total} {_told(progress)} {pace(done)}"
-                    bars.update(bar, completed=done, total=total, told=told)
-
-                return tell
-
-            yield track
-    else:
-
-        def track_plainly(label: str) -> Callable[[experiment.Progress], None]:
-            pace = _Pace()
-
-            def tell(progress: experiment.Progress) -> None:
-                done = f"round {progress.row['round']}/{progress.rounds}"
-                line = f"{label}: {done} {_told(progress)} {pace(progress.row['round'])}"
-                print(line.rstrip(), file=sys.stderr, flush=True)
-
-            return tell
-
-        yield track_plainly
-
-
-class _Pace:
-    """Rounds a second since the second evaluation: what came before was compiled meanwhile."""
-
-    def __init__(self) -> None:
-        self.told: list[tuple[int, float]] = []
-
-    def __call__(self, number: int) -> str:
-        now = time.perf_counter()
-        self.told.append((number, now))
-        if len(self.told) < 3:
-            return ""
-        start, then = self.told[1]
-        pace = (number - start) / (now - then)
-        return f"{pace:.0f} rounds/s" if pace >= 1 else f"{1 / pace:.1f} s a round"
-
-
-def _told(progress: experiment.Progress) -> str:
-    loss, value = progress.row["train_loss"], progress.row[progress.metric]
-    told = "" if loss is None else f"loss {loss:.3g} "
-    return told + f"{progress.metric} " + ("-" if value is None else f"{value:.3g}")
 
 
 def _print_table(rows: list[report.Row], threshold: float | None = None) -> None:

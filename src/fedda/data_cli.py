@@ -59,7 +59,7 @@ def data_list() -> None:
         where = found.origin.get("path", f"fedda data {how} {name}")
         listing.add_row(name, *numbers, state, escape(where))
     out.print(listing)
-    told = "clients and examples are those to train on"
+    told = "clients and examples are those to train on, undivided ones are split as a run says"
     for line in (*notes, f"Kept in {datasets.root()}; {told}."):
         out.print(escape(line), soft_wrap=True)
 
@@ -100,13 +100,22 @@ def data_import(
             show_default="all other numbers, in .npz x",
         ),
     ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Instead of one of this name from other files.")
+    ] = False,
 ) -> None:
     """Make a data set from files that are here already."""
     options: dict[str, Any] = {"client": client, "label": label, "features": feature}
     given = {key: value for key, value in options.items() if value}
     with _reporting() as (_, tell), interruptible("Nothing was imported."):
-        opened = datasets.import_files(name, path, tell, **given)
+        before = datasets.look(name).origin
+        opened = datasets.import_files(name, path, tell, replace, **given)
     _print_store(name, opened)
+    after = opened.meta["origin"]
+    if before and any(before.get(key) != after[key] for key in ("path", "options")):
+        words = " ".join(["", *datasets.option_words(before)])
+        told = f"It replaced {name} from {before.get('path', 'elsewhere')}"
+        out.print(escape(f"{told}{words}"), soft_wrap=True)
 
 
 @data_app.command("verify")
@@ -226,7 +235,11 @@ def _numbers(opened: store.Store) -> tuple[str, str, str]:
     """Clients and examples of the split for training, and bytes on disk."""
     split = opened.splits.get("train") or next(iter(opened.splits.values()))
     size = sum(facts["bytes"] for facts in opened.meta["files"].values())
-    return f"{split.num_clients:,}", f"{split.num_examples:,}", decimal(size)
+    return _clients(split), f"{split.num_examples:,}", decimal(size)
+
+
+def _clients(split: store.Split) -> str:
+    return f"{split.num_clients:,}" if split.num_clients > 1 else "undivided"
 
 
 def _print_store(name: str, opened: store.Store) -> None:
@@ -234,7 +247,7 @@ def _print_store(name: str, opened: store.Store) -> None:
     for column in ("split", "clients", "examples"):
         listing.add_column(column, justify="left" if column == "split" else "right")
     for each, split in opened.splits.items():
-        listing.add_row(escape(each), f"{split.num_clients:,}", f"{split.num_examples:,}")
+        listing.add_row(escape(each), _clients(split), f"{split.num_examples:,}")
     out.print(listing)
     if words := opened.meta["words"]:
         out.print(escape(words))

@@ -1,6 +1,7 @@
 """Successive halving: a row of sweeps, each with fewer points and more rounds than the one before.
 
-They are in `rung-0`, `rung-1`, ... of its directory, so that one that was killed goes on.
+They are in `rung-0`, `rung-1`, ... of its directory, so that one that was killed goes on; beside
+them are the `summary.json` of all and the best point as `preset.toml`.
 """
 
 import dataclasses
@@ -11,7 +12,7 @@ from typing import Any
 
 from fedda.config import Config
 from fedda.errors import InputError
-from fedda.sweep import Grid, Progress, run, usable
+from fedda.sweep import Grid, Progress, check_directory, run, usable, write
 
 
 def halve(
@@ -31,6 +32,7 @@ def halve(
     """
     if factor < 2:
         raise InputError(f"--halving must be at least 2, got {factor}.")
+    check_directory(directory, "rung-0", "sweep with --halving")
     left = list(itertools.product(*grid.values()))
     rungs = 1
     while len(left) > factor**rungs and config.rounds // factor**rungs >= 2:
@@ -48,4 +50,6 @@ def halve(
             break
     trained = sum(each["rounds"] * len(each["ranking"]) for each in summaries)
     share = trained / (config.rounds * len(summaries[0]["ranking"]))
-    return summaries[-1] | {"rungs": summaries[:-1], "share_of_all_rounds": share}
+    summary = summaries[-1] | {"rungs": summaries[:-1], "share_of_all_rounds": share}
+    write(directory, config, summary)
+    return summary

@@ -216,7 +216,8 @@ def _plotly_figure(panel: Panel) -> dict[str, Any]:
         "paper_bgcolor": clear,
         "plot_bgcolor": clear,
         "font": {"family": "system-ui, sans-serif", "size": 13},
-        "margin": {"l": 8, "r": 8, "t": 36, "b": 8},
+        # Plotly leaves out a label that has no room, and the last stands half in the margin.
+        "margin": {"l": 8, "r": 24, "t": 36, "b": 8},
         "xaxis": axis
         | {"title": {"text": escape(panel.x_label)}}
         | {"exponentformat": "none", "separatethousands": True}
@@ -296,7 +297,12 @@ h1 { font-size: 1.6rem; line-height: 1.25; margin: 0 0 .5rem; }
 h2 { font-size: 1.15rem; margin: 2.5rem 0 .5rem; }
 .small { color: var(--quiet); font-size: .9rem; }
 .notes { padding-left: 1.2rem; font-size: .9rem; }
-.scroll { overflow-x: auto; margin-top: 1.5rem; }
+/* A shadow where the table goes on; at its end it brings along what covers the shadow. */
+.scroll {
+  overflow-x: auto; margin-top: 1.5rem; background:
+    linear-gradient(to left, var(--page) 1rem, transparent) right / 2rem 100% no-repeat local,
+    linear-gradient(to left, var(--line), transparent) right / 1rem 100% no-repeat scroll;
+}
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .4rem .5rem; text-align: right; border-bottom: 1px solid var(--line); }
 th { font-weight: 600; vertical-align: bottom; overflow-wrap: normal; }

@@ -115,7 +115,8 @@ def _what_was_run(runs: Sequence[Run]) -> str:
         found = {str(run.config[key]): None for run in runs if key in run.config}
         return " or ".join(found)
 
-    seeds = ", ".join(map(str, sorted({run.seed for run in runs})))
+    numbers = sorted({run.seed for run in runs})
+    seeds = f"{'seed' if len(numbers) == 1 else 'seeds'} {', '.join(map(str, numbers))}"
     parts = [f"Task {values('task')}"]
     if partition := values("partition"):
         parts.append(f"partition {partition}")
@@ -124,7 +125,7 @@ def _what_was_run(runs: Sequence[Run]) -> str:
         parts.append(f"{cohort}{of} clients a round")
     if rounds := values("rounds"):
         parts.append(f"{rounds} rounds")
-    return f"{', '.join(parts)}; seeds {seeds}."
+    return f"{', '.join(parts)}; {seeds}."
 
 
 def _how_to_read(rows: Sequence[Row], threshold: float | None) -> str:
@@ -144,7 +145,7 @@ def _how_to_read(rows: Sequence[Row], threshold: float | None) -> str:
         "Non-finite uploads and skipped rounds are totals over the seeds"
         if counted
         else "No upload was non-finite, and no round was skipped",
-        "Bands in the figures span the seeds",
+        "Bands in the figures span the seeds" if any(row.seeds > 1 for row in rows) else "",
     ]
     return "".join(f"{sentence}. " for sentence in sentences if sentence).rstrip()
 

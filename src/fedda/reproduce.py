@@ -1,12 +1,14 @@
 """Fills a results folder: every run of an experiment that is not there yet, each as one cell.
 
-A finished run is a file that nobody makes twice. A run that was interrupted goes on from its last
-checkpoint, in `<results>/.work/<cell>/`. Several processes share the folder: each takes what no
-other has claimed. Runs of one program, which differ in rates or seed alone, are trained together
-where the model is small; such a batch has no checkpoints and starts again if it was interrupted.
+A finished run is a file that nobody makes twice. A run that was interrupted, or stopped for lack of
+time, goes on from its last checkpoint, in `<results>/.work/<cell>/`. Several processes share the
+folder: each takes what no other has claimed. Runs of one program, which differ in rates or seed
+alone, are trained together where the model is small; such a batch has no checkpoints and starts
+again if it was interrupted.
 """
 
 import dataclasses
+import itertools
 import os
 import time
 from collections import Counter
@@ -17,6 +19,7 @@ from typing import NamedTuple
 from fedda import experiment, tasks
 from fedda.config import Config
 from fedda.errors import InputError
+from fedda.files import read_rows
 from fedda.paper import cells, tables, training
 from fedda.paper.cells import Cell, Damaged
 from fedda.paper.claims import Claims
@@ -32,6 +35,7 @@ class Filled(NamedTuple):
     made: list[str]  # names of cells
     busy: list[str]  # that other processes are at work on
     late: list[str]  # that would not have fitted in the time
+    stopped: list[str]  # when the time was over, to be continued
     failed: dict[str, str]  # why, by task or name
 
 
@@ -76,6 +80,9 @@ def fill(
 ) -> Filled:
     """Makes the cells that are missing; starts none that would not be done in `seconds`.
 
+    How long a run takes is known by others like it. One that takes longer all the same, or that
+    nobody has tried, is stopped at its first evaluation after that time, and goes on the next time.
+    Only runs that are trained together are finished, as all their work would be lost.
     `tell` is given a line for each evaluation and cell, `warn` what a person should look into.
     """
     work = folder / ".work"
@@ -105,6 +112,10 @@ def add(folder: Path, directory: Path) -> Path:
     return cells.write(folder, run.config, run.history, summary, run.date)
 
 
+class _Stopped(Exception):  # noqa: N818 - nothing is wrong
+    """The time is over, and the run not at its end."""
+
+
 class _Filler:
     """One process at work in a results folder."""
 
@@ -113,7 +124,7 @@ class _Filler:
     ) -> None:
         self.folder, self.claims, self.tell, self.warn = folder, claims, tell, warn
         self.until = None if seconds is None else time.monotonic() + seconds
-        self.filled = Filled([], [], [], {})
+        self.filled = Filled([], [], [], [], {})
         self.found = self._read()
         self.done = {(cells.key(cell.config), cell.data) for cell in self.found}
         self.compiled: set[str] = set()  # programs, by this process
@@ -127,8 +138,9 @@ class _Filler:
             # Another process may be about to replace it: it is set aside under a claim.
             if not each.of_other_version and self.claims.take(each.path.stem):
                 if isinstance(cells.read(each.path), Damaged) and each.path.exists():
-                    os.replace(each.path, each.path.with_suffix(".json.damaged"))
-                    told += "; it is set aside as .damaged, and the run is made again"
+                    aside = _free(each.path.with_suffix(".json.damaged"))
+                    os.replace(each.path, aside)
+                    told += f"; it is set aside as {aside.name}, and the run is made again"
                 self.claims.drop(each.path.stem)
             self.warn(told)
         return results.found
@@ -154,6 +166,8 @@ class _Filler:
             mine = [each for each in batch if self._claimed(each)]
             if mine:
                 self._train(mine)
+        except _Stopped:
+            self.filled.stopped.append(what)
         except InputError as error:
             self.warn(f"{what}: {error}")  # at once, as the others may take hours
             self.filled.failed[what] = str(error)
@@ -202,6 +216,8 @@ class _Filler:
         ]
         if not others or self._is_begun(config) or not training.pays_together(config):
             return []
+        if self.until is not None and self._expected(config, 1) is None:
+            return []  # together they could not be stopped
         return others[: MOST - 1]
 
     def _is_begun(self, config: Config) -> bool:
@@ -209,20 +225,23 @@ class _Filler:
         return (self.folder / ".work" / self._name(config)).exists()
 
     def _fits(self, config: Config, count: int) -> bool:
-        expected = self._expected(config, count)
-        return self.until is None or time.monotonic() + expected < self.until
+        if self.until is None:
+            return True
+        # What nobody has tried is tried, and what was stopped goes on: it can be stopped again.
+        expected = 0.0 if self._is_begun(config) else self._expected(config, count) or 0.0
+        return time.monotonic() + expected < self.until
 
-    def _expected(self, config: Config, count: int) -> float:
+    def _expected(self, config: Config, count: int) -> float | None:
         """The seconds it would take, by runs of this program, or else of this task, on this device.
 
-        0 if there are none: what nobody has tried is tried.
+        None if there are none.
         """
         here = [each for each in self.found if each.content["device"] == experiment.device()]
         name = training.program(config)
         alike = [each for each in here if training.program(each.config) == name]
         alike = alike or [each for each in here if each.config.task == config.task]
         if not alike:
-            return 0.0
+            return None
         # A short run has as many evaluations as a long one has in many more rounds.
         nearest = min(abs(each.config.rounds - config.rounds) for each in alike)
         alike = [each for each in alike if abs(each.config.rounds - config.rounds) == nearest]
@@ -238,11 +257,27 @@ class _Filler:
         )
         return count * round_s * config.rounds + (0.0 if name in self.compiled else compiling)
 
+    def _train_alone(self, config: Config, name: str) -> None:
+        """Trains one run, up to an evaluation after the time is over."""
+        log = self.folder / ".work" / name / "metrics.jsonl"
+
+        def told(line: str) -> None:
+            self.tell(line)
+            if self.until is None or time.monotonic() < self.until:
+                return
+            rows = read_rows(log).rows
+            if rows and rows[-1]["round"] < config.rounds:
+                raise _Stopped
+
+        if self.until is not None:  # so that no evaluation is made again
+            config = dataclasses.replace(config, checkpoint_every=1)
+        training.alone(config, self.folder, name, told)
+
     def _train(self, runs: Sequence[Config]) -> None:
         names = [self._name(config) for config in runs]
         try:
             if len(runs) == 1:
-                training.alone(runs[0], self.folder, names[0], self.tell)
+                self._train_alone(runs[0], names[0])
             else:
                 training.several(runs, self.folder, self.tell)
             self.compiled.add(training.program(runs[0]))
@@ -255,6 +290,12 @@ class _Filler:
         finally:
             for name in names:
                 self.claims.drop(name)
+
+
+def _free(path: Path) -> Path:
+    """The path or, if something is there, one with a number."""
+    numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+    return next(each for each in itertools.chain([path], numbered) if not each.exists())
 
 
 def _result(cell: Cell) -> str:

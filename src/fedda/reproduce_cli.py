@@ -49,7 +49,10 @@ def reproduce_command(
     seconds: Annotated[
         float | None,
         typer.Option(
-            "--time", metavar="SECONDS", help="Start nothing that would take longer in all."
+            "--time",
+            metavar="SECONDS",
+            help="Begin nothing known to take longer in all, and stop at the first evaluation "
+            "after. The same command goes on.",
         ),
     ] = None,
     add: Annotated[
@@ -79,7 +82,7 @@ def reproduce_command(
             "--rounds and --only, or write in a second command."
         )
     if listing:
-        _list(folder)
+        _list(folder, rounds)
     elif add:
         _add(folder, names)
     elif names:
@@ -113,7 +116,7 @@ def _report(folder: Path, directory: Path) -> None:
     out.print(f"Written to {page}", soft_wrap=True)
 
 
-def _list(folder: Path) -> None:
+def _list(folder: Path, rounds: int | None) -> None:
     found = cells.read_all(folder).found
     listing = Table(box=box.SIMPLE)
     for name in ("name", "what it is", "tasks"):
@@ -121,7 +124,7 @@ def _list(folder: Path) -> None:
     for name in ("runs", "done"):
         listing.add_column(name, justify="right")
     for each in experiments.experiments().values():
-        done, wanted = tables.counted(each, found)
+        done, wanted = tables.counted(each, found, rounds)
         words = (each.name, escape(each.title), ", ".join(each.tasks))
         listing.add_row(*words, str(wanted), str(done))
     print_whole(listing)
@@ -151,6 +154,7 @@ def _fill(runs: list[Config], folder: Path, seconds: float | None, quiet: bool) 
     for many, what in (
         (filled.busy, "other processes are at work on"),
         (filled.late, "were not begun, as they would not fit in the time"),
+        (filled.stopped, "were stopped when the time was over: the same command continues them"),
     ):
         if many:
             err.print(f"{len(many)} runs {what}.")
@@ -179,7 +183,8 @@ def _print(
         for row in body:
             listing.add_row(*map(escape, row))
         print_whole(listing)
-        for note in each.notes:
-            out.print(escape(note), soft_wrap=True)
+        for note in (tables.other_length(each, rounds), *each.notes):
+            if note:
+                out.print(escape(note), soft_wrap=True)
     gone = reproduce.missing(runs, found)
     out.print(f"{len(runs) - gone} of {len(runs)} runs are done, {gone} are missing.")

@@ -2,10 +2,10 @@
 
 A sweep's directory holds `config.toml` (what all points share), `points.jsonl` (a line for each
 point and seed: its values, its last row and its failures) and, at the end, `summary.json` and the
-best point as `preset.toml`. The lines of a batch are there or not, never a part of them, so a sweep
-that was killed goes on where it was. The `train_loss` of a line is the mean over the last rounds,
-which is what the FedDA paper and FedOpt's choose by: over 100 of them, or half of all where there
-are fewer than 200.
+best point as `preset.toml`, a configuration that `fedda run` takes. The lines of a batch are there
+or not, never a part of them, so a sweep that was killed goes on where it was. The `train_loss` of a
+line is the mean over the last rounds, which is what the FedDA paper and FedOpt's choose by: over
+100 of them, or half of all where there are fewer than 200.
 """
 
 import dataclasses
@@ -59,6 +59,7 @@ def run(
     `only` are the points of the grid that are wanted, if not all are.
     """
     started, compiled = time.perf_counter(), experiment.compile_seconds()
+    asked = config
     config = dataclasses.replace(config, eval_every=evaluate_every(config.rounds), late_every=0)
     wanted = _points(config, grid, seeds)
     if only is not None:
@@ -118,21 +119,20 @@ def run(
     if not left and path.exists():
         old = json.loads(path.read_text())
         how = {name: old[name] for name in how}  # it names the versions that did the work
-    write_whole(path, json.dumps(summary | how, indent=2) + "\n")
-    if summary["best"] is not None:
-        write_whole(directory / "preset.toml", _preset(config, summary["best"]["hyper"]))
+    write(directory, asked, summary | how)
     return summary | how
 
 
-def _preset(config: Config, hyper: Mapping[str, float]) -> str:
-    """The best point as a table of a preset file, and what it was chosen with."""
-    lines = [
-        f"# By fedda sweep: task {config.task}, model {config.model}, {config.rounds} rounds.",
-        f"[{config.algorithm}]",
-        *(f"{name} = {json.dumps(value)}" for name, value in {**config.chosen, **hyper}.items()),
-        *(f"{name} = {json.dumps(getattr(config, name))}" for name in ("local_work", "local_unit")),
-    ]
-    return "\n".join(lines) + "\n"
+def write(directory: Path, config: Config, summary: Mapping[str, Any]) -> None:
+    """Writes what came out of a sweep, and its best point as a configuration, if there is one."""
+    write_whole(directory / "summary.json", json.dumps(summary, indent=2) + "\n")
+    if summary["best"] is not None:
+        chosen = {**config.chosen, **summary["best"]["hyper"]}
+        points = math.prod(map(len, summary["grid"].values()))
+        seeds = ", ".join(map(str, summary["seeds"]))
+        told = f"# fedda sweep chose it by {summary['by']}. Points: {points}. Seeds: {seeds}.\n"
+        best = configs.dump(dataclasses.replace(config, chosen=chosen))
+        write_whole(directory / "preset.toml", told + best)
 
 
 def evaluate_every(rounds: int) -> int:
@@ -188,13 +188,9 @@ def _line(grid: Grid, point: Point, row: Row) -> Row:
 
 def _opened(directory: Path, config: Config, grid: Grid) -> dict[Point, Row]:
     """What earlier processes wrote in this directory; one that is new is started."""
-    if directory.exists() and not directory.is_dir():
-        raise InputError(f"{directory} is a file. Give another --out.")
     path = directory / "config.toml"
+    check_directory(directory, path.name)
     if not path.exists():
-        # A kill in the first moment leaves nothing but a hidden part of a file.
-        if directory.exists() and any(each.name[0] != "." for each in directory.iterdir()):
-            raise InputError(f"{directory} is not empty and holds no sweep. Give another --out.")
         directory.mkdir(parents=True, exist_ok=True)
         write_whole(path, configs.dump(config))
         return {}
@@ -218,6 +214,17 @@ def _opened(directory: Path, config: Config, grid: Grid) -> dict[Point, Row]:
     return lines
 
 
+def check_directory(directory: Path, first: str, kind: str = "sweep") -> None:
+    """Refuses what is neither empty nor has what such a sweep writes there first."""
+    if directory.exists() and not directory.is_dir():
+        raise InputError(f"{directory} is a file. Give another --out.")
+    if not directory.exists() or (directory / first).exists():
+        return
+    # A kill in the first moment leaves nothing but a hidden part of a file.
+    if any(each.name[0] != "." for each in directory.iterdir()):
+        raise InputError(f"{directory} is not empty and holds no {kind}. Give another --out.")
+
+
 def rank(lines: Iterable[Row], grid: Grid, by: str, higher_is_better: bool) -> list[dict[str, Any]]:
     """The points, the best first: means over their seeds. Those that failed come last."""
     found: dict[tuple[float, ...], list[Row]] = {}
@@ -230,7 +237,7 @@ def rank(lines: Iterable[Row], grid: Grid, by: str, higher_is_better: bool) -> l
         ends = [
             name
             for name, values in grid.items()
-            if len(values) > 1 and hyper[name] in (min(values), max(values))
+            if len(values) > 2 and hyper[name] in (min(values), max(values))  # of two, both are
         ]
         means = {name: _mean([line[name] for line in own]) for name in names}
         values = [line[by] for line in own]

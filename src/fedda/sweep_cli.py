@@ -93,6 +93,8 @@ def sweep_command(
     if drawn:
         out.print(f"Drawn in {directory / 'heatmap.png'}", soft_wrap=True)
     out.print(f"Written to {directory}", soft_wrap=True)
+    if summary["best"] is not None:
+        out.print(f"Use it: fedda run {directory / 'preset.toml'}", soft_wrap=True)
 
 
 def _grid(words: list[str]) -> dict[str, list[Any]]:

@@ -3,6 +3,7 @@
 Results go to standard output; what a person reads meanwhile goes to standard error.
 """
 
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,14 +24,30 @@ def print_whole(listing: Table) -> None:
     Console(highlight=False, width=max(needed, out.width)).print(listing)
 
 
+class _Terminated(KeyboardInterrupt):
+    """The signal with which other programs ask this one to end."""
+
+
+def _terminate(*_: object) -> None:
+    raise _Terminated
+
+
 @contextmanager
-def interruptible(hint: str) -> Iterator[None]:
-    """Turns Ctrl-C into advice how to go on, and the exit code that shells expect."""
+def interruptible(hint: str, terminable: bool = True) -> Iterator[None]:
+    """Turns Ctrl-C and SIGTERM into advice how to go on, and the exit code that shells expect.
+
+    Not `terminable` is what may wait for other processes: Python would not hear SIGTERM there.
+    """
+    usual = signal.signal(signal.SIGTERM, _terminate) if terminable else None
     try:
         yield
-    except KeyboardInterrupt:
-        err.print(escape(f"Interrupted. {hint}"), soft_wrap=True)
-        raise SystemExit(130) from None
+    except KeyboardInterrupt as stop:
+        word, code = ("Terminated", 143) if isinstance(stop, _Terminated) else ("Interrupted", 130)
+        err.print(escape(f"{word}. {hint}"), soft_wrap=True)
+        raise SystemExit(code) from None
+    finally:
+        if terminable:
+            signal.signal(signal.SIGTERM, usual)
 
 
 def new_directory(name: str) -> Path:

@@ -116,8 +116,16 @@ def _get(name: str, chosen: tuple[tuple[str, str], ...]) -> Algorithm:
 
 def _maker(name: str) -> Callable[..., Algorithm]:
     if name not in makers():
+        for own, make in makers().items():
+            published = (make.__doc__ or "").partition(" (")[0]
+            if _letters(published) == _letters(str(name)):
+                raise InputError(f"unknown algorithm {name!r}: {published} is {own} here.")
         raise unknown("algorithm", name, makers())
     return makers()[name]
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[\W_]", "", name).lower()
 
 
 def domains(Hyper: Any) -> dict[str, Domain]:

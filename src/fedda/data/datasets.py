@@ -114,14 +114,17 @@ def fetch_dataset(
     opened, _, origin = look(name)
     if opened is not None and origin.get("path") == str(folder):
         return opened
-    return import_files(name, folder, tell)
+    return import_files(name, folder, tell, replace=True)
 
 
-def import_files(name: str, path: Path, tell: Tell = _log.info, **options: Any) -> Store:
+def import_files(
+    name: str, path: Path, tell: Tell = _log.info, replace: bool = False, **options: Any
+) -> Store:
     """Makes a store of a file, a folder or an archive, in any layout known for the data set.
 
     A name that is not in `DATASETS` is a federation of the user's own, read as a table; `options`
-    are the names of its columns.
+    are the names of its columns. A store that was made from other files, and can be read, is only
+    replaced if that is asked for.
     """
     target, path = _place(name), path.expanduser().absolute()
     if name in DATASETS and options:
@@ -145,6 +148,12 @@ def import_files(name: str, path: Path, tell: Tell = _log.info, **options: Any) 
     fingerprint = layouts.fingerprint(name, path)
     if fingerprint is None:
         raise layouts.misfit(name, path)
+    before = look(name)
+    if before.store is not None and before.origin.get("path") != str(path) and not replace:
+        raise InputError(
+            f"there is a data set {name} already, from {before.origin.get('path', 'elsewhere')}. "
+            "Choose another name, or replace it with --replace."
+        )
     root().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{name}-unpacked-", dir=root()) as work:
         reader, place = _unpacked(name, path, Path(work), tell)
@@ -179,11 +188,17 @@ def repair(name: str) -> str:
     path = origin.get("path")
     if path is None or layouts.fingerprint(name, Path(path)) is None:
         return _advice(name)
-    words = ["fedda", "data", "import", name, path]
+    words = ["fedda", "data", "import", name, path, *option_words(origin)]
+    return f"Import it again, which replaces it: {shlex.join(words)}"
+
+
+def option_words(origin: dict[str, Any]) -> list[str]:
+    """The options of the import that made a store, as the command takes them."""
+    words = []
     for option, value in origin.get("options", {}).items():
         for each in [value] if isinstance(value, str) else value:
             words += [_OPTIONS[option], each]
-    return f"Import it again, which replaces it: {shlex.join(words)}"
+    return words
 
 
 def _place(name: str) -> Path:

@@ -150,6 +150,8 @@ def write(
     }
     content["checksum"] = _hash(content)
     target = path(folder, config, content["data"].get("sha256"))
+    if target.is_dir():
+        raise InputError(f"{target} is a folder, where the file of a run belongs. Move it away.")
     target.parent.mkdir(parents=True, exist_ok=True)
     # A line for each entry, so that a person can read it and git can compare it.
     lines = (f"{json.dumps(each)}: {json.dumps(value)}" for each, value in content.items())
@@ -231,6 +233,8 @@ class Cells(NamedTuple):
 
 def read(path: Path) -> Cell | Damaged:
     """One file, if it is whole and in its place."""
+    if path.is_dir():
+        return Damaged(path, "is a folder, not the file of a run")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

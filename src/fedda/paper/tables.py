@@ -134,9 +134,29 @@ def markdown(made: Sequence[Line]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in ([*header, "settings"], rule, *body))
 
 
-def counted(experiment: Experiment, found: Iterable[Cell]) -> tuple[int, int]:
-    """How many of an experiment's runs there are, of how many; several entries may share one."""
-    wanted = {cells.group(resolved(entry, None)) for entry in experiment.entries}
+def other_length(experiment: Experiment, rounds: int | None) -> str:
+    """A warning that runs of so many rounds stand beside numbers of others, if they do."""
+    if rounds is None:
+        return ""
+    # A number of the paper may be one from the middle of a run.
+    lengths = {entry.at or resolved(entry, None).rounds for entry in experiment.entries}
+    lengths -= {entry.at for entry in experiment.entries if entry.at and entry.at <= rounds}
+    if lengths <= {rounds}:
+        return ""
+    published = any(entry.paper is not None for entry in experiment.entries)
+    whose = "the paper's are" if published else "the experiment's are"
+    theirs = " or ".join(f"{length:,}" for length in sorted(lengths))
+    return f"Ours are after {rounds:,} rounds, {whose} after {theirs}: do not compare them."
+
+
+def counted(
+    experiment: Experiment, found: Iterable[Cell], rounds: int | None = None
+) -> tuple[int, int]:
+    """How many of an experiment's runs there are, of how many; several entries may share one.
+
+    Those of the experiment's own length or, if that is asked for, of so many rounds.
+    """
+    wanted = {cells.group(resolved(entry, rounds)) for entry in experiment.entries}
     return len(wanted & {cells.group(cell.config) for cell in found}), len(wanted)
 
 

@@ -1,0 +1,61 @@
+"""An algorithm of one's own: FedAvg whose clients start where the last round was heading."""
+
+from typing import Any, NamedTuple
+
+import fedda
+from fedda import local, tasks, tree
+from fedda.config import Config
+from fedda.core import Decay, Positive
+
+
+class Hyper(NamedTuple):
+    """Numbers, each with what it may be: a sweep over them compiles nothing anew."""
+
+    client_lr: Positive = 0.1
+    ahead: Decay = 0.5
+
+
+class State(NamedTuple):
+    """What the server keeps; `params` is the model."""
+
+    params: Any
+    move: Any  # of the round before
+
+
+def init(hp: Hyper, params: Any) -> State:
+    return State(params, tree.zeros_like(params))
+
+
+def memory(hp: Hyper, params: Any) -> tuple[()]:
+    """What a client keeps between rounds: nothing."""
+    return ()
+
+
+def send(hp: Hyper, state: State) -> Any:
+    return tree.axpy(hp.ahead, state.move, state.params)
+
+
+def work(hp: Hyper, task: Any, start: Any, memory: Any, shard: Any, key: Any) -> Any:
+    """The work of one client, and what it uploads."""
+
+    def step(w: Any, batch: Any) -> Any:
+        gradient, seen = task.gradient(w, batch)
+        return tree.axpy(-hp.client_lr, gradient, w), seen
+
+    w, seen = local.steps(step, start, task.batches(shard, key))
+    return local.weighted(shard, w), memory, seen
+
+
+def merge(hp: Hyper, state: State, total: Any) -> State:
+    """`total` is the sum of the uploads: a mean divides by a weight that was summed with them."""
+    new = local.mean(total)
+    return State(new, tree.sub(new, state.params))
+
+
+LookAhead = fedda.Algorithm(Hyper, init, memory, (fedda.Phase(send, work, merge),))
+
+if __name__ == "__main__":
+    problem = tasks.load(Config(model="linear"))
+    for name, algorithm in (("fedavg", "fedavg"), ("look-ahead", LookAhead)):
+        result = fedda.run(algorithm, problem.model, problem.shards, problem.loss, client_lr=0.03)
+        print(f"{name}: training loss {result.history[-1]['train_loss']:.4f}")
