@@ -133,7 +133,7 @@ class Server:
     def compare_population(self, now: int) -> None:
         """Tells where a mean over what all clients remember can no longer be right."""
         if self.remembers and self.population not in (0, now):
-            words = "%d clients, where there were %d: what is kept of all of them is off from now on"
+            words = "%d clients, where there were %d: what is kept of all is off from now on"
             self.progress.event("changed_populations", words, now, self.population)
         self.population = now
 

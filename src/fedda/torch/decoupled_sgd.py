@@ -29,9 +29,9 @@ class DecoupledSGD(torch.optim.Optimizer):
         S <- S + g
 
     W is where the parameters are when a round starts, which is when they are given to the optimiser
-    or when `start` is called; there m is the server's momentum, or 0, and S is 0. A parameter without a
-    gradient has a gradient of 0. In a federation lr, beta1 and mu are the server's: `begin_round`
-    sets them.
+    or when `start` is called; there m is the server's momentum, or 0, and S is 0. A parameter
+    without a gradient has a gradient of 0. In a federation lr, beta1 and mu are the server's:
+    `begin_round` sets them.
     """
 
     def __init__(
