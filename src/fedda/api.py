@@ -383,7 +383,7 @@ def traced(hyper: Any, model: Model) -> Any:
     dtype = jnp.result_type(*jax.tree.leaves(params))
     for name, domain in algorithms.domains(type(hyper)).items():
         for value in np.ravel(getattr(hyper, name)).tolist():
-            used = float(jnp.asarray(value, dtype))
+            used = float(np.asarray(value, dtype))
             if not domain.allows(used):
                 raise InputError(
                     f"{name} must be {domain.words}, got {value!r}, which is {used:g} in {dtype}, "
