@@ -121,7 +121,8 @@ def send_loss(hp: Hyper, state: State) -> Array:
 def update_multiplier(
     hp: Hyper, task: Task, mean_loss: Array, memory: Memory, shard: Shard, key: Array
 ) -> tuple[Array, Memory, Seen]:
-    # Whoever was lost in the first exchange has no loss of this round, and is lost in this one.
+    # Whoever was lost in the first exchange has no loss of this round, and is lost in this one; but
+    # on Flower, who was lost in the second of its last round too still has the loss of that one.
     loss = jnp.where(memory.measured > 0, memory.loss, jnp.nan)
     ascent = hp.dual_lr / shard.num_clients * (loss - mean_loss - hp.eps)
     multiplier = jnp.clip(memory.multiplier + ascent, 0, LARGEST)
