@@ -516,6 +516,17 @@ def test_a_federation_of_both_kinds_is_one_of_jax_clients(name):
     assert not found.events
 
 
+def test_steps_that_are_lost_beside_the_weights_are_in_the_sum():
+    """In float32 a step of 2e-8 leaves a w of 1 where it is."""
+    w = torch.nn.Parameter(torch.ones(1))
+    optimizer = DecoupledSGD([w], lr=1e-3)
+    for _ in range(5):
+        w.grad = torch.full((1,), 2e-5)
+        optimizer.step()
+    assert w.item() == 1
+    assert optimizer.state[w]["sum"].item() == pytest.approx(1e-4, rel=1e-6)
+
+
 def test_a_secure_sum_has_room_for_the_examples_of_all_epochs(monkeypatch):
     for name in ("_task_id", "_run_id", "_node_id"):  # what Flower asks of the process it is in
         monkeypatch.setattr(TaskIdentity, name, 1)
