@@ -31,7 +31,7 @@ def pack(params: Any) -> ArrayRecord:
 
 
 def unpack(arrays: ArrayRecord) -> Any:
-    structure = jax.tree.structure(jax.eval_shape(TASK.model.init, random.key(0)))
+    structure = jax.tree.structure(TASK.model.shapes())
     return jax.tree.unflatten(structure, arrays.to_numpy_ndarrays())
 
 

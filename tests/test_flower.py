@@ -4,6 +4,7 @@ The server and the clients are the real ones, and so are the messages; only the 
 """
 
 import functools
+import io
 import json
 import pickle
 from dataclasses import replace
@@ -25,7 +26,7 @@ from flower_grid import LocalGrid
 
 pytest.importorskip("flwr")
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
+from flwr.clientapp import ClientApp
 
 from fedda.flower import Secure, Settings, client_app, secure_mods, serve, wire
 from fedda.flower.client import partition
@@ -92,11 +93,11 @@ def test_every_algorithm_comes_to_the_state_of_the_simulator(name):
     assert here.history[-1]["train_loss"] > 0
 
 
-@pytest.mark.parametrize("name", ["fedda-adam", "mime-sgdm"])
-def test_the_last_rounds_may_take_all_examples(name):
-    assert_same(
-        serve(grid(), settings(name, stabilise=2)).state, simulated(name, stabilise=2).state
-    )
+@pytest.mark.parametrize(("name", "last"), [("fedda-adam", 0.4), ("mime-sgdm", 2)])
+def test_the_last_rounds_may_take_all_examples(name, last):
+    """Their share or their number, as in a simulation: 0.4 of five rounds are two."""
+    there = simulated(name, stabilise=2)
+    assert_same(serve(grid(), settings(name, stabilise=last)).state, there.state)
 
 
 def test_options_and_hyper_parameters_reach_the_clients():
@@ -202,6 +203,13 @@ def lying(array):
     return Array(array.dtype, tuple(array.shape), array.stype, other.data)
 
 
+def zipped(array):
+    """NumPy reads this too, but not as an array."""
+    file = io.BytesIO()
+    np.savez(file, array.numpy())
+    return Array(array.dtype, tuple(array.shape), array.stype, file.getvalue())
+
+
 SPOILT = {
     "nan": lambda reply: with_arrays(reply, lambda a: Array(np.asarray(a.numpy() * np.nan))),
     "shape": lambda reply: with_arrays(reply, lambda a: Array(np.zeros((9, *a.shape)))),
@@ -211,6 +219,7 @@ SPOILT = {
         reply, lambda a: Array(a.dtype, tuple(a.shape), a.stype, a.data + bytes(10**6))
     ),
     "pickle": lambda reply: with_arrays(reply, pickled),
+    "zip": lambda reply: with_arrays(reply, zipped),
     "seen": lambda reply: changed(reply, seen=MetricRecord({"loss": [1.0, 2.0], "examples": 1.0})),
     "names": lambda reply: changed(reply, upload=ArrayRecord({"x": Array(np.zeros(2))})),
     "nothing": lambda reply: Message(metadata=reply.metadata, content=RecordDict()),
@@ -314,6 +323,50 @@ def test_uploads_out_of_bounds_are_refused(bound):
     assert not serve(grid(), settings(**bound)).events, "nobody else is refused"
 
 
+@pytest.mark.parametrize(
+    ("name", "part"), [("fedda-sgdm", ""), ("scaffold", "moved/"), ("climb", "loss/")]
+)
+@pytest.mark.parametrize(
+    ("weight", "bound"), [(-5.0, {}), (0.0, {}), (100.0, {"most_weight": 10.0})]
+)
+def test_a_weight_out_of_bounds_is_refused_wherever_it_is(name, part, weight, bound):
+    def spoil(partition, message, reply):
+        order = wire.Order.read(message.content)
+        if (partition, order.round, order.phase) != (2, 4, 0):
+            return [reply]
+        arrays = dict(reply.content["upload"]) | {f"{part}weight": Array(np.asarray(weight))}
+        return [changed(reply, upload=ArrayRecord(arrays))]
+
+    served = serve(grid(spoil), settings(name, **bound))
+    assert served.events["refused_replies"] >= 1
+    assert_same(served.state, reference(name, frozenset({(4, 0, 2), (4, 1, 2)})))
+
+
+def test_the_norm_of_a_part_is_taken_after_it_was_divided_by_its_weight():
+    """Client 2 has 1e6 times its examples and moved as ever: as a mean it is no larger."""
+
+    def spoil(partition, message, reply):
+        if partition != 2:
+            return [reply]
+        arrays = dict(reply.content["upload"])
+        for name in (name for name in arrays if name.startswith("moved/")):
+            arrays[name] = Array(np.asarray(arrays[name].numpy() * 1e6))
+        return [changed(reply, upload=ArrayRecord(arrays))]
+
+    assert not serve(grid(spoil), settings("scaffold", most_norm=50.0)).events
+
+
+def test_a_stranger_cannot_write_what_it_likes_into_the_log(caplog):
+    def broken(context):
+        raise RuntimeError("no disk\nround 5: all is well\n" * 10**5)
+
+    nodes = [app(0), app(1), client_app(TASK, broken), app(3)]
+    serve(LocalGrid(nodes), settings(nodes=3))
+    (line,) = [one.getMessage() for one in caplog.records if "no disk" in one.getMessage()]
+    assert len(line) < 1000
+    assert "\n" not in line
+
+
 def test_two_nodes_with_one_partition_are_one_client():
     network = LocalGrid([app(client) for client in range(4)])
     network.apps[200] = app(0)
@@ -329,6 +382,9 @@ def test_two_nodes_with_one_partition_are_one_client():
         ({"rounds": 0}, "rounds must be a whole number of at least 1, got 0"),
         ({"cohort": 2.5}, "cohort must be a whole number of at least 1, got 2.5"),
         ({"least": 4}, "least must be at most cohort, which is 3, got 4"),
+        ({"nodes": -1}, "nodes must be a whole number of at least 0, got -1"),
+        ({"stabilise": -3}, "stabilise must be a share of the rounds below 1 or .*, got -3"),
+        ({"stabilise": 50}, f"a whole number of rounds up to {ROUNDS}, got 50"),
         ({"deadline": 0.0}, "deadline must be a positive number of seconds, got 0.0"),
         ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
         ({"algorithm": "fedada"}, "unknown algorithm 'fedada'"),
@@ -339,8 +395,18 @@ def test_wrong_settings_are_a_message(changes, message):
         serve(grid(), settings(**changes))
 
 
-def test_a_node_without_a_number_says_so():
-    context = Context(1, 1, {"partition": 3}, RecordDict(), {})
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"partition": 3},
+        {"partition-id": "a"},
+        {"partition-id": -1},
+        {"partition-id": 2**32},
+        {"partition-id": float("inf")},
+    ],
+)
+def test_a_node_without_a_number_says_so(config):
+    context = Context(1, 1, config, RecordDict(), {})
     with pytest.raises(InputError, match="partition-id in the configuration of its node, got"):
         partition(context)
 
@@ -359,9 +425,56 @@ def test_a_silent_node_is_waited_for_but_once():
     assert_same(served.state, simulated("fedda-sgdm").state)
 
 
+def test_a_refused_node_that_leaves_and_comes_back_is_asked_again():
+    """Its data were repaired, and its SuperNode was started again: Flower knows it as the same."""
+    network = grid()
+    network.apps[102] = ClientApp()  # it knows nothing of queries
+
+    def spoil(partition, message, reply):
+        number = wire.Order.read(message.content).round
+        if number == 1:
+            network.apps.pop(102, None)
+        if number == 2:
+            network.apps[102] = app(2)
+        return [reply]
+
+    network.spoil = spoil
+    served = serve(network, settings(nodes=3, cohort=4))
+    assert served.events == {"refused_nodes": 1}
+    asked = [m.metadata for m in network.sent if m.metadata.message_type == "train"]
+    assert {int(m.group_id) for m in asked if m.dst_node_id == 102} == {3, 4}
+
+
+def test_a_node_that_came_before_the_one_it_replaces_had_gone_is_asked_again():
+    network = grid()
+    network.apps[200] = app(3)
+    network.contexts[200] = network.contexts[103]
+
+    def spoil(partition, message, reply):
+        if wire.Order.read(message.content).round == 2:
+            network.apps.pop(103, None)
+        return [reply]
+
+    network.spoil = spoil
+    served = serve(network, settings())
+    assert served.events == {"refused_nodes": 1}
+    assert_same(served.state, simulated("fedda-sgdm").state)
+    asked = [m.metadata for m in network.sent if m.metadata.message_type == "train"]
+    assert {int(m.group_id) for m in asked if m.dst_node_id == 200} <= {3, 4}
+    assert not [m for m in asked if m.dst_node_id == 103 and int(m.group_id) > 2]
+
+
 def test_a_federation_that_nobody_joins_is_a_message():
-    with pytest.raises(InputError, match="4 clients are needed, and 2 have come in"):
+    with pytest.raises(
+        InputError, match=r"4 clients are needed, and 2 have come in 0\.2 s\. Start"
+    ):
         serve(LocalGrid([app(0), app(1)]), settings(deadline=0.2))
+
+
+def test_a_federation_that_only_strangers_join_is_another():
+    nodes = [app(0), app(1), ClientApp(), ClientApp()]
+    with pytest.raises(InputError, match="Nodes that are no clients, the log says why: 2"):
+        serve(LocalGrid(nodes), settings(deadline=0.2))
 
 
 @pytest.mark.parametrize(("name", "told"), [("fedda-sgdm", 0), ("scaffold", 1)])
@@ -385,15 +498,8 @@ def test_a_node_that_leaves_is_not_asked_again(name, told):
 # ------------------------------------------------------------------------- secure aggregation
 
 
-@pytest.fixture
-def identity(monkeypatch):
-    """What Flower's workflow wants to know of the process it runs in."""
-    for name in ("_task_id", "_run_id", "_node_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
-
-
 @pytest.mark.parametrize("lost", [None, 2])
-def test_a_secure_federation_comes_to_the_same_model_but_for_rounding(identity, lost):
+def test_a_secure_federation_comes_to_the_same_model_but_for_rounding(lost):
     """Entries are below 20 and weights below 8: 160 / 2^21 a step for each of three clients.
 
     A round moves the model by 0.1 times P, so an error of the sum over 15 examples or more by less
@@ -418,6 +524,26 @@ def test_a_secure_federation_comes_to_the_same_model_but_for_rounding(identity, 
     expected = reference("fedda-sgdm", LAST if lost else frozenset()).params
     far = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), served.state.params, expected)
     assert 0 < max(jax.tree.leaves(far)) < 1e-3
+
+
+def test_a_sum_over_too_few_is_never_unmasked():
+    """A repeated round asks for the same uploads: two sums would show what one of them lacks."""
+    given = []
+
+    def spoil(partition, message, reply):
+        given.extend(reply.content["secaggplus_configs"])
+        lost = given[-1] == "masked_params" and given.count("masked_params") == COHORT
+        return [] if lost else [reply]
+
+    nodes = [client_app(TASK, lambda _, k=k: examples(k), mods=secure_mods()) for k in range(3)]
+    secure = Secure(most=20.0, most_weight=8)
+    served = serve(
+        LocalGrid(nodes, spoil),
+        settings(secure=secure, deadline=1.0, nodes=3, least=3, rounds=1),
+    )
+    assert served.events["repeated_rounds"] == 1
+    assert given.count("masked_params") == 2 * COHORT
+    assert given.count("shares") == COHORT, "of the second time alone"
 
 
 def test_secure_aggregation_and_bounds_on_single_uploads_exclude_each_other():
@@ -463,6 +589,41 @@ def test_a_finished_federation_is_not_trained_again(tmp_path):
     assert not [m for m in network.sent if m.metadata.message_type == "train"]
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"algorithm": "fedprox"}, "algorithm fedavg, got fedprox"),
+        ({"chosen": {"client_lr": 0.5}}, r"client_lr 0\.1, got 0\.5"),
+        ({"seed": 9}, f"seed {SEED}, got 9"),
+        (
+            {"task": TASK._replace(model=fedda.Model(lambda _: jnp.zeros((6, 2)), apply))},
+            "parameter",
+        ),
+    ],
+)
+def test_a_folder_with_another_federation_is_left_as_it_is(tmp_path, changes, words):
+    serve(grid(), settings("fedavg", rounds=1, directory=tmp_path))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(InputError, match=words):
+        serve(grid(), settings(**({"algorithm": "fedavg"} | changes), directory=tmp_path))
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    longer = serve(grid(), settings("fedavg", directory=tmp_path))
+    assert_same(longer.state, simulated("fedavg").state)
+
+
+def test_a_default_that_is_said_is_no_other_federation(tmp_path):
+    serve(grid(), settings("fedda-adam", rounds=1, directory=tmp_path))
+    said = settings("fedda-adam", chosen={"units": "grad"}, directory=tmp_path)
+    assert_same(serve(grid(), said).state, simulated("fedda-adam").state)
+
+
+def test_settings_that_came_to_no_round_may_be_set_right(tmp_path):
+    with pytest.raises(InputError, match="clients are needed"):
+        serve(LocalGrid([]), settings("fedavg", deadline=0.2, directory=tmp_path))
+    served = serve(grid(), settings("fedprox", directory=tmp_path))
+    assert_same(served.state, simulated("fedprox").state)
+
+
 # ------------------------------------------------------------------------- arrays and orders
 
 
@@ -479,5 +640,23 @@ def test_bfloat16_travels_bit_by_bit():
 def test_an_order_is_what_was_sent():
     order = wire.Order("fedavg", "{}", 1, 2, 0, False, 4, 7, 6, 5, {"client_lr": 0.1})
     assert wire.Order.read(RecordDict(order.records())) == order
-    with pytest.raises(wire.Refused, match=r"fedda\.algorithm is None, which is no str"):
+    with pytest.raises(wire.Refused, match=r"fedda\.algorithm must be str, got None\. Server and"):
         wire.Order.read(RecordDict())
+
+
+def test_a_client_with_another_model_says_so(caplog):
+    """It is refused in each round, and the others go on."""
+    other = TASK._replace(model=TASK.model._replace(init=lambda key: init(key) | {"bias": 0.0}))
+    nodes = [app(0), app(1), client_app(other, lambda _: examples(2)), app(3)]
+    served = serve(LocalGrid(nodes), settings(cohort=4))
+    assert served.events == {"refused_replies": ROUNDS}
+    assert r"params/bias must be float64(), got float64(2,). Server and clients need" in caplog.text
+
+
+def test_a_client_of_another_version_says_so(caplog):
+    """The server has a hyper-parameter of which this client has not heard."""
+    older = algorithms.get("fedda-sgdm")._replace(Hyper=algorithms.get("fedavg").Hyper)
+    nodes = [app(0), app(1), client_app(TASK, lambda _: examples(2), older), app(3)]
+    served = serve(LocalGrid(nodes), settings(cohort=4))
+    assert served.events == {"refused_replies": ROUNDS}
+    assert "unknown hyper-parameter of fedda-sgdm" in caplog.text

@@ -155,12 +155,19 @@ def test_the_app_is_built(tmp_path: Path):
     assert packed == {path.name for path in (EXAMPLE / "flower_digits").glob("*.py")}
 
 
-def test_a_word_that_is_no_setting_is_a_message():
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("rounds", "settings are KEY=VALUE, such as rounds=5, got 'rounds'"),
+        ("round=5", "settings are algorithm, settings, rounds, cohort, nodes, seed, deadline, out"),
+    ],
+)
+def test_a_word_that_is_no_setting_is_a_message(word: str, message: str):
     done = subprocess.run(
-        [sys.executable, str(EXAMPLE / "federation.py"), "rounds"], capture_output=True, text=True
+        [sys.executable, str(EXAMPLE / "federation.py"), word], capture_output=True, text=True
     )
     assert done.returncode == 2
-    assert "settings are KEY=VALUE, such as rounds=5, got 'rounds'" in done.stderr
+    assert message in done.stderr
 
 
 def test_nothing_on_the_wire_is_pickled(monkeypatch: pytest.MonkeyPatch):

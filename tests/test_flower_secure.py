@@ -391,6 +391,12 @@ def saved(array):
     return file.getvalue()
 
 
+def zipped(array):
+    file = io.BytesIO()
+    np.savez(file, array[:0])
+    return file.getvalue()
+
+
 def vector(make):
     return setting("masked_params", lambda parts: [parts[0], make(np.load(io.BytesIO(parts[1])))])
 
@@ -408,12 +414,13 @@ SPOILT = {
     "a long share": (SHARE, setting("ctxts", lambda texts: [bytes(9999), *texts[1:]]), "too long"),
     "numbers for shares": (SHARE, setting("ctxts", lambda texts: [1] * len(texts)), "wrong type"),
     "no vector": (COLLECT, without_record, "no masked vector"),
-    "a short vector": (COLLECT, vector(lambda own: saved(own[1:])), "is int64"),
-    "one entry for all": (COLLECT, vector(lambda own: saved(own[:1])), "is int64"),
-    "a vector of floats": (COLLECT, vector(lambda own: saved(own.astype(float))), "is float64"),
+    "a short vector": (COLLECT, vector(lambda own: saved(own[1:])), "in truth int64"),
+    "one entry for all": (COLLECT, vector(lambda own: saved(own[:1])), "in truth int64"),
+    "a vector of floats": (COLLECT, vector(lambda own: saved(own.astype(float))), "truth float64"),
     "a long vector": (COLLECT, vector(lambda own: saved(np.tile(own, 99))), "too many bytes"),
     "no array": (COLLECT, vector(lambda own: b"none"), "cannot be read"),
     "a pickle": (COLLECT, vector(lambda own: pickle.dumps(1)), "cannot be read"),
+    "an archive": (COLLECT, vector(zipped), "in truth no array"),
     "a pickle inside": (COLLECT, vector(lambda own: saved(np.array([{}]))), "cannot be read"),
     "another order": (COLLECT, another_order, "another order"),
     "no shares": (UNMASK, without_record, "does not give nids"),
@@ -489,11 +496,11 @@ def test_a_client_gives_no_upload_in_plain(kind):
         app(Message(order(0).content, NODES[0], kind), context)
 
 
-def test_a_client_answers_queries_as_ever():
+def test_a_client_answers_a_query_and_does_not_tell_how_many_examples_it_has():
     app = client_app(TASK, lambda context: examples(0), mods=secure_mods())
     context = Context(1, NODES[0], {"partition-id": 0}, RecordDict(), {})
     reply = app(Message(RecordDict(), NODES[0], "query"), context)
-    assert reply.content["fedda"] == {"partition": 0, "examples": COUNTS[0]}
+    assert reply.content["fedda"] == {"partition": 0, "has_examples": True}
 
 
 @pytest.mark.parametrize(("shares", "needed"), [(1, 1), (4, 2), (5, 1)])

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -408,9 +409,12 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("config", nargs="*", metavar="KEY=VALUE", help="of the run configuration")
     given = parser.parse_args()
+    known = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     for pair in given.config:
         if "=" not in pair:
             parser.error(f"settings are KEY=VALUE, such as rounds=5, got {pair!r}.")
+        if pair.split("=", 1)[0] not in known:
+            parser.error(f"settings are {', '.join(known)}, got {pair!r}.")
     config = {"cohort": given.nodes, "nodes": given.nodes}
     config |= {key: _value(text) for key, text in (pair.split("=", 1) for pair in given.config)}
     with (
@@ -419,7 +423,10 @@ def main() -> None:
         Federation(Path(directory), nodes=given.nodes) as federation,
     ):
         print(f"{given.nodes} SuperNodes, and a SuperLink at {federation.address}", flush=True)
-        print(federation.run(config))
+        try:
+            print(federation.run(config))
+        except FlowerFailedError as error:
+            raise SystemExit(f"The federation failed. {error}") from error
 
 
 def _value(text: str) -> Any:

@@ -26,7 +26,7 @@ from fedda.core import Algorithm, Phase
 from fedda.data.shards import Shards, from_clients
 from fedda.errors import InputError
 from fedda.flower import wire
-from fedda.task import Plan, Task
+from fedda.task import Task
 from fedda.tree import PyTree
 
 log = logging.getLogger("fedda.flower")
@@ -56,8 +56,7 @@ def client_app(
     @app.query()
     def query(message: Message, context: Context) -> Message:
         examples = int(shards(context).count[0])
-        about = ConfigRecord({"partition": partition(context), "examples": examples})
-        return Message(RecordDict({"fedda": about}), reply_to=message)
+        return Message(introduce(context, examples), reply_to=message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -72,12 +71,25 @@ def client_app(
 def partition(context: Context) -> int:
     """The client's number in the federation."""
     try:
-        return int(context.node_config["partition-id"])
-    except (KeyError, ValueError) as error:
+        number = int(context.node_config["partition-id"])
+    except (KeyError, ValueError, OverflowError):
+        number = -1
+    if not 0 <= number < 2**32:  # as many as a random key can be folded with
         raise InputError(
-            "a client's number is partition-id in the configuration of its node, got "
-            f"{dict(context.node_config)}. Start the node with --node-config 'partition-id=0'."
-        ) from error
+            "a client's number, from 0 to 2^32 - 1, is partition-id in the configuration of its "
+            f"node, got {dict(context.node_config)}. Start the node with --node-config "
+            "'partition-id=0'."
+        )
+    return number
+
+
+def introduce(context: Context, examples: int) -> RecordDict:
+    """The reply to the server's query who a client is, and whether it has examples to learn from.
+
+    How many they are stays with the client, for under secure aggregation nobody is to know.
+    """
+    about = ConfigRecord({"partition": partition(context), "has_examples": bool(examples > 0)})
+    return RecordDict({"fedda": about})
 
 
 def work(
@@ -89,13 +101,12 @@ def work(
     context: Context,
 ) -> RecordDict:
     """One phase of one round: what the client uploads, with what it has seen."""
-    hp = api.traced(algorithm.Hyper(**order.hyper), task.model)
+    hp = api.traced(algorithms.hyper(order.algorithm, algorithm, order.hyper), task.model)
     phase = algorithm.phases[order.phase]
-    params = jax.eval_shape(task.model.init, random.key(0))
-    state = jax.eval_shape(algorithm.init, hp, params)
+    state = jax.eval_shape(algorithm.init, hp, task.model.shapes())
     message = wire.unpack(content.array_records["message"], jax.eval_shape(phase.send, hp, state))
     if order.full:
-        task = task._replace(plan=Plan(task.plan.batch, unit="full"))
+        task = task._replace(plan=task.plan.full())
     memory = recall(algorithm, hp, task, order, context)
     number = partition(context)
     key = _own_key() if phase.secret else random.fold_in(order.key(), number)

@@ -21,6 +21,7 @@ class Mail:
         self.grid, self.deadline, self.progress = grid, deadline, progress
         self.clients: dict[int, int] = {}  # the node of each, by its partition
         self.strangers: set[int] = set()  # nodes that gave no usable answer to what they are
+        self.doubles: set[int] = set()  # those of them whose partition had a node already
         self.late: dict[str, int] = {}  # messages whose time is over, and whom they asked
 
     def gather(self, least: int) -> None:
@@ -31,25 +32,37 @@ class Mail:
             if len(self.clients) >= least:
                 return
             if time.monotonic() > end:
+                count = len(self.strangers)
+                refused = f" Nodes that are no clients, the log says why: {count}." if count else ""
                 raise InputError(
                     f"{least} clients are needed, and {len(self.clients)} have come in "
-                    f"{self.deadline:g} s. Start more nodes, or lower nodes or cohort."
+                    f"{self.deadline:g} s.{refused} Start more nodes, or lower nodes, cohort or "
+                    "least."
                 )
             time.sleep(PAUSE)
 
     def discover(self) -> None:
         """Asks the nodes that are new who they are, and forgets those that have gone."""
         nodes = set(self.grid.get_node_ids())
+        known = len(self.clients)
         self.clients = {key: node for key, node in self.clients.items() if node in nodes}
+        if len(self.clients) < known:  # whoever came in place of one that has gone may be asked now
+            self.strangers -= self.doubles
+            self.doubles.clear()
+        self.strangers &= nodes
         new = nodes - set(self.clients.values()) - self.strangers
         ids = self.push({node: self.message(RecordDict(), "query", node) for node in sorted(new)})
         self.strangers |= new  # until they have answered: one that is silent is waited for but once
         for node, reply in self.pull(ids):
             try:
-                about = wire.read(wire.content(reply), "fedda", partition=int, examples=int)
+                about = wire.read(wire.content(reply), "fedda", partition=int, has_examples=bool)
                 if about["partition"] in self.clients:
-                    raise Refused(f"partition {about['partition']} has a node already")
-                if about["examples"] < 1:
+                    self.doubles.add(node)
+                    raise Refused(
+                        f"partition {about['partition']} has a node already. Give each node a "
+                        "partition-id of its own."
+                    )
+                if not about["has_examples"]:
                     raise Refused("it has no examples")
             except Refused as reason:
                 self.progress.event("refused_nodes", "node %d: %s", node, reason)
@@ -69,7 +82,7 @@ class Mail:
     def message(self, content: RecordDict, kind: str, node: int) -> Message:
         """A message to a node, which nobody delivers after the deadline."""
         group = str(self.progress.round)
-        return self.grid.create_message(content, kind, node, group, self.deadline)
+        return Message(content, node, kind, ttl=self.deadline, group_id=group)
 
     def push(self, messages: Mapping[int, Message]) -> dict[str, int]:
         """Sends messages to whom they are for; their ids, with the same."""

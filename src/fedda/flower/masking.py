@@ -11,7 +11,7 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
 
 from fedda.flower.secure import RANGES, fitres, protocol_part
-from fedda.flower.wire import Refused
+from fedda.flower.wire import REMEDY, Refused
 
 
 def secure_mods() -> list[Mod]:
@@ -61,7 +61,7 @@ def _vector(content: RecordDict, ranges: Mapping[str, Any]) -> np.ndarray:
         raise Refused(f"the ranges are not those of this upload; the first of them is {odd[0]}")
     vector = np.concatenate([entries[name].ravel() / ranges[name] for name in sorted(ranges)])
     if not np.isfinite(vector).all():
-        raise Refused("a number of the upload is not finite")  # as no sum could do without it
+        raise Refused(f"a number of the upload is not finite. {REMEDY}")  # it would spoil the sum
     clipped = bool((np.abs(vector) > 1).any())
     return np.append(vector, [1.0, clipped])
 

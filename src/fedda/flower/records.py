@@ -11,8 +11,11 @@ import jax
 import jax.numpy as jnp
 
 from fedda.checkpoint import Checkpoints
+from fedda.errors import InputError
 from fedda.files import read_rows, write_whole
 from fedda.simulate import Row
+
+IDENTITY = "federation.json"  # of the first round on; a run that had none may be set right
 
 log = logging.getLogger("fedda.flower")
 
@@ -40,11 +43,12 @@ class Progress:
 class Records:
     """The files of a federation: metrics, a line for each round, checkpoints, and a summary."""
 
-    def __init__(self, directory: Path | None) -> None:
-        self.directory, self.history = directory, list[Row]()
+    def __init__(self, directory: Path | None, identity: Mapping[str, str]) -> None:
+        self.directory, self.identity, self.history = directory, identity, list[Row]()
         self.checkpoints: Checkpoints | None = None
         if directory is not None:
             directory.mkdir(parents=True, exist_ok=True)
+            self._check_identity(directory / IDENTITY)
             self.checkpoints = Checkpoints(directory / "checkpoints")
 
     def __enter__(self) -> "Records":
@@ -53,6 +57,17 @@ class Records:
     def __exit__(self, *error: object) -> None:
         if self.checkpoints is not None:
             self.checkpoints.close()
+
+    def _check_identity(self, written: Path) -> None:
+        """Refuses to continue another federation, or to write over it."""
+        was = json.loads(written.read_text()) if written.exists() else self.identity
+        for name in sorted(was.keys() | self.identity.keys()):
+            before, now = was.get(name, "none"), self.identity.get(name, "none")
+            if before != now:
+                raise InputError(
+                    f"{written.parent} holds a federation with {name} {before}, got {now}. Give "
+                    "another folder, or the settings of before to continue it."
+                )
 
     def read_back(self, state: Any) -> tuple[Any, Progress]:
         """The newest whole checkpoint or the beginning; lines of later rounds are cut off."""
@@ -77,6 +92,8 @@ class Records:
         self.history.append(row)
         if self.directory is None or self.checkpoints is None:
             return
+        if not (self.directory / IDENTITY).exists():
+            write_whole(self.directory / IDENTITY, json.dumps(self.identity, indent=2) + "\n")
         with open(self.directory / "metrics.jsonl", "ab") as lines:
             lines.write(json.dumps(row).encode() + b"\n")
             size = lines.tell()

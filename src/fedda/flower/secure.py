@@ -13,10 +13,12 @@ A client may be lost at every stage: one that was lost before it uploaded does n
 masks are removed; one that was lost afterwards counts. If too few are left, nobody counts.
 
 The server learns the sums over the clients that counted, of their uploads, of their weights and of
-what they have seen; who they are; and how many of them had to be clipped. (How many examples a
-client has it learns only from a query for them.) It learns no more if it keeps to the protocol and
-fewer clients than the threshold help it. But Flower draws the masks from a Mersenne Twister that is
-seeded with 32 bits: they keep uploads from being seen, and do not withstand an attack on them.
+what they have seen; who they are; and how many of them had to be clipped. It learns no more if it
+keeps to the protocol and fewer clients than the threshold help it. But Flower draws the masks from
+a Mersenne Twister that is seeded with 32 bits: they keep uploads from being seen, and do not
+withstand an attack on them. And what two sums have in common is no secret: if the same model is
+sent twice, as when the second exchange of a round fails and the first is repeated, their difference
+is the upload of whoever is in one of them alone. Against that only noise helps.
 """
 
 import math
@@ -29,7 +31,7 @@ from flwr.common import Code, FitRes, Status, ndarrays_to_parameters
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
 from flwr.compat.common.recorddict_compat import fitres_to_recorddict
 
-from fedda.cohort import batches_of
+from fedda.cohort import work_of
 from fedda.errors import InputError
 from fedda.local import Weighted
 from fedda.task import Plan
@@ -92,7 +94,7 @@ class Secure(NamedTuple):
     def ranges(self, like: PyTree, plan: Plan) -> PyTree:
         """How large the entries of each leaf may be, of an upload and of what was seen."""
         whole = math.ceil(self.most_weight)
-        visited = float(batches_of(plan, np.array(whole)).examples)
+        visited = float(work_of(plan, np.array(whole)).examples)
         weight = 2.0 ** math.ceil(math.log2(whole))  # so that whole numbers stay whole
 
         def of(part: PyTree) -> PyTree:

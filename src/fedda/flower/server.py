@@ -18,7 +18,7 @@ from flwr.app import Context, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from jax import random
 
-from fedda import simulate, tree
+from fedda import api, simulate, tree
 from fedda.cohort import draw_cohort
 from fedda.core import Phase
 from fedda.flower import wire
@@ -29,7 +29,6 @@ from fedda.flower.sums import Halted, NotFinite, Summed, plain_sum
 from fedda.flower.unmasking import secure_sum
 from fedda.flower.wire import Refused
 from fedda.simulate import Row
-from fedda.task import Plan
 from fedda.tree import PyTree
 
 log = logging.getLogger("fedda.flower")
@@ -58,7 +57,7 @@ def serve(grid: Grid, settings: Settings) -> Served:
     """Trains a federation to its last round."""
     chosen = method(settings)
     first = chosen.first_state(settings)
-    with Records(settings.directory) as records:
+    with Records(settings.directory, chosen.identity(settings)) as records:
         state, progress = records.read_back(first)
         if 0 < progress.round < settings.rounds:
             progress.event("restarts", "continued from round %d", progress.round)
@@ -82,6 +81,7 @@ class Server:
         self.train_loss = 0.0  # of the last round that changed the state
         kept = jax.eval_shape(chosen.algorithm.memory, chosen.hp, state.params)
         self.remembers = bool(jax.tree.leaves(kept))
+        self.full_rounds = api.last_rounds(settings.stabilise, settings.rounds)
         self.population = 0  # in the round before, or none before
 
     def do_round(self) -> None:
@@ -93,7 +93,7 @@ class Server:
             except Halted as reason:
                 self.progress.event("repeated_rounds", "round %d: %s", self.progress.round, reason)
                 if attempt + 1 < self.settings.attempts:
-                    self.mail.gather(min(self.settings.least, self.settings.cohort))
+                    self.mail.gather(self.settings.least)
         else:
             self.progress.skipped_rounds += 1
         self.progress.round += 1
@@ -147,7 +147,7 @@ class Server:
             self.settings.seed,
             number,
             phase,
-            full=number >= self.settings.rounds - self.settings.stabilise,
+            full=number >= self.settings.rounds - self.full_rounds,
             clients=len(self.mail.clients),
             serial=self.progress.serial,
             counted=counted.get(name, 0),
@@ -173,8 +173,9 @@ class Server:
         else:
             plan = self.settings.task.plan
             if any(order.full for order in orders.values()):
-                plan = Plan(plan.batch, unit="full")
-            found = secure_sum(secure, outgoing, like, plan, self.mail.ask, self.refuse)
+                plan = plan.full()
+            least = self.settings.least
+            found = secure_sum(secure, outgoing, like, plan, self.mail.ask, self.refuse, least)
         if found.clipped:
             words = "uploads of %d clients were clipped"
             self.progress.event("clipped_uploads", words, found.clipped)

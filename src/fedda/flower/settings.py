@@ -11,7 +11,8 @@ from jax import random
 from fedda import algorithms, api
 from fedda.core import Algorithm, as_sent
 from fedda.data.shards import Shard, from_clients
-from fedda.errors import InputError
+from fedda.errors import InputError, check_whole_number
+from fedda.flower import wire
 from fedda.flower.secure import Secure
 from fedda.privacy import only_summed
 from fedda.task import Task
@@ -28,7 +29,7 @@ class Settings(NamedTuple):
     cohort: int  # clients that are asked in a round
     chosen: Mapping[str, Any] = {}  # hyper-parameters and options of the algorithm
     seed: int = 0
-    stabilise: int = 0  # rounds at the end in which a client takes one step with all its examples
+    stabilise: float = 0  # full-batch rounds at the end: a share below 1, or a number
     test: tuple[Any, Any] | None = None
     evaluate: Callable[[PyTree], Mapping[str, float]] | None = None  # the model, in your own way
     eval_every: int = 1
@@ -58,6 +59,15 @@ class Method(NamedTuple):
         params = jax.jit(settings.task.model.init)(key)
         return jax.jit(self.algorithm.init)(self.hp, params)
 
+    def identity(self, settings: Settings) -> dict[str, str]:
+        """What must be the same for a folder's federation to be continued, in words."""
+        found = {"algorithm": self.name, "options": self.options, "seed": str(settings.seed)}
+        found |= {name: str(value) for name, value in self.hyper.items()}
+        named = jax.tree_util.tree_leaves_with_path(settings.task.model.shapes())
+        return found | {
+            f"parameter {wire.name_of(path)}": f"{leaf.dtype}{leaf.shape}" for path, leaf in named
+        }
+
 
 def method(settings: Settings) -> Method:
     """What the settings name, after a check that a federation can be trained with them."""
@@ -66,7 +76,7 @@ def method(settings: Settings) -> Method:
     _check_secure(settings, record)
     name = settings.algorithm if isinstance(settings.algorithm, str) else "own"
     known = algorithms.options(name) if name != "own" else {}
-    options = {name: value for name, value in settings.chosen.items() if name in known}
+    options = {option: settings.chosen.get(option, choices[0]) for option, choices in known.items()}
     return Method(
         record,
         api.traced(hyper, settings.task.model),
@@ -79,9 +89,9 @@ def method(settings: Settings) -> Method:
 
 def _check_numbers(settings: Settings) -> None:
     for name in ("rounds", "cohort", "eval_every", "least", "attempts"):
-        value = getattr(settings, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InputError(f"{name} must be a whole number of at least 1, got {value!r}.")
+        check_whole_number(name, getattr(settings, name), least=1)
+    check_whole_number("nodes", settings.nodes, least=0)
+    api.last_rounds(settings.stabilise, settings.rounds)
     if settings.least > settings.cohort:
         raise InputError(
             f"least must be at most cohort, which is {settings.cohort}, got {settings.least}: no "

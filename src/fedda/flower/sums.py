@@ -13,7 +13,7 @@ from fedda.core import Phase, Seen
 from fedda.flower import wire
 from fedda.flower.settings import Settings
 from fedda.flower.wire import Refused
-from fedda.local import Weighted
+from fedda.local import is_weighted
 from fedda.tree import PyTree
 
 
@@ -83,25 +83,30 @@ def _checked(
     if len(seen) < len(numbers):
         raise Refused("what was seen is not in numbers")
     if not _all_finite((upload, seen)):
-        raise NotFinite("a number is not finite")
+        raise NotFinite(f"a number of its upload or of its loss is not finite. {wire.REMEDY}")
     _check_size(upload, settings)
     return Reply(upload, seen)
 
 
 def _check_size(upload: PyTree, settings: Settings) -> None:
-    weight = 1.0
-    if isinstance(upload, Weighted):
-        weight = float(upload.weight)
-        if weight <= 0 or weight > (settings.most_weight or np.inf):
-            raise Refused(f"its weight is {weight:g}")
-        upload = upload.sum
-    if settings.most_norm is None:
-        return
-    with np.errstate(over="ignore"):  # an infinite norm is out of bounds too
-        squares = [np.square(leaf, dtype=np.float64).sum() for leaf in jax.tree.leaves(upload)]
-    norm = float(np.sqrt(np.sum(squares))) / weight
-    if norm > settings.most_norm:
+    most_weight = settings.most_weight or np.inf
+    squares = []
+    for part in jax.tree.leaves(upload, is_leaf=is_weighted):
+        weight, values = 1.0, part
+        if is_weighted(part):
+            weight, values = float(part.weight), part.sum
+            if not 0 < weight <= most_weight:
+                raise Refused(f"its weight is {weight:g}, not above 0 and at most {most_weight:g}")
+        if settings.most_norm is not None:
+            squares += [_square_sum(leaf, weight) for leaf in jax.tree.leaves(values)]
+    norm = float(np.sqrt(np.sum(squares)))
+    if settings.most_norm is not None and norm > settings.most_norm:
         raise Refused(f"its norm is {norm:g}, more than {settings.most_norm:g}")
+
+
+def _square_sum(leaf: Any, divisor: float) -> float:
+    with np.errstate(over="ignore"):  # an infinite norm is out of bounds too
+        return float(np.square(np.asarray(leaf, np.float64) / divisor).sum())
 
 
 def _all_finite(values: PyTree) -> bool:

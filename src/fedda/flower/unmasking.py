@@ -39,11 +39,14 @@ def secure_sum(
     plan: Plan,
     ask: Ask,
     refuse: Callable[[int, Refused], None],
+    least: int = 1,
 ) -> Summed:
     """The sum of the uploads that the clients are ordered, by their number, to make in a phase.
 
     `like` has the shapes and types of an upload, and `plan` says how much the clients work. Each
-    stage is one call of `ask`. Who sends a reply that is not sound is lost, and `refuse` is told.
+    stage is one call of `ask`. Who sends a reply that is not sound is lost, and `refuse` is told. A
+    sum over fewer than `least` stays masked: when its round is repeated the same uploads are asked
+    for, and the difference of two such sums would be the upload of whoever is in one of them.
     """
     secure.check(len(orders))
     number = jax.ShapeDtypeStruct((), np.float64)
@@ -52,7 +55,7 @@ def secure_sum(
     named = {name: float(one.numpy()) for name, one in wire.pack(ranges).items()}
     entries = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(form))
     line = _Line(orders, ConfigRecord({**named}), entries + FLAGS, ask, refuse)
-    counted, mean = _workflow(secure, line)
+    counted, mean = _workflow(secure, line, least)
     steps = 2 ** (secure.bits - 1)
     vector = np.rint(mean * len(counted) * steps) / steps  # takes back what the mean was rounded
     ones, clipped = vector[-FLAGS:]
@@ -73,7 +76,7 @@ def _tree(vector: np.ndarray, form: PyTree, names: list[str], ranges: list[float
     return jax.tree.unflatten(structure, leaves)
 
 
-def _workflow(secure: Secure, line: "_Line") -> tuple[frozenset[int], np.ndarray]:
+def _workflow(secure: Secure, line: "_Line", least: int) -> tuple[frozenset[int], np.ndarray]:
     """Who counted, and the mean of their vectors, by Flower's workflow."""
     asked = len(line.nodes)
     shares = secure.shares(asked)
@@ -107,7 +110,7 @@ def _workflow(secure: Secure, line: "_Line") -> tuple[frozenset[int], np.ndarray
             if name != Stage.UNMASK:
                 raise
             raise Halted(f"the shares of a secret do not fit together: {error}") from error
-        if not done:
+        if not done or (name != Stage.UNMASK and len(state.active_node_ids) < least):
             raise Halted(f"too few clients are left at the stage {name}")
         if name in (Stage.SETUP, Stage.SHARE_KEYS):
             _forget_lost(state)
@@ -238,8 +241,7 @@ class _Line:
                 array = bytes_to_ndarray(part)
             except Exception as error:  # NumPy raises many kinds, and all mean the same
                 raise Refused(f"its masked vector cannot be read: {error}") from error
-            if (array.dtype, array.shape) != (np.dtype(np.int64), (size,)):
-                raise Refused(f"its masked vector is {array.dtype}{array.shape}")
+            wire.check_array(array, np.dtype(np.int64), (size,), "its masked vector")
 
     def check_shares(self, client: int, asked: ConfigRecord, said: ConfigRecord) -> None:
         lists: Any = (asked[Key.ACTIVE_NODE_ID_LIST], asked[Key.DEAD_NODE_ID_LIST])

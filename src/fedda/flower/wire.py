@@ -13,10 +13,19 @@ from jax.tree_util import keystr
 from fedda.tree import PyTree
 
 HEADER = 1024  # bytes that a serialised array may have besides its numbers
+SAME = "Server and clients need the same model and the same version of fedda."
+REMEDY = "Look for NaN in that client's data, or lower client_lr."
+LONGEST_REASON = 500  # characters of what is logged about a message
 
 
 class Refused(Exception):  # noqa: N818  # as one says it
-    """A message that is not what was agreed: why, in words for the log."""
+    """A message that is not what was agreed: why, in words for the log.
+
+    They may be a stranger's own words, and so are cut to one line that cannot fill the disk.
+    """
+
+    def __init__(self, why: str) -> None:
+        super().__init__(" ".join(why[:LONGEST_REASON].split()))
 
 
 class Order(NamedTuple):
@@ -64,7 +73,7 @@ class Order(NamedTuple):
 def pack(tree: PyTree) -> ArrayRecord:
     """The leaves of a pytree by their paths, such as `params/dense/kernel`."""
     named = jax.tree_util.tree_leaves_with_path(tree)
-    return ArrayRecord({_name(path): Array(_plain(np.asarray(leaf))) for path, leaf in named})
+    return ArrayRecord({name_of(path): Array(_plain(np.asarray(leaf))) for path, leaf in named})
 
 
 def unpack(record: ArrayRecord, like: PyTree) -> PyTree:
@@ -74,10 +83,11 @@ def unpack(record: ArrayRecord, like: PyTree) -> PyTree:
     is deserialised that could be larger.
     """
     named, structure = jax.tree_util.tree_flatten_with_path(like)
-    names = [_name(path) for path, _ in named]
+    names = [name_of(path) for path, _ in named]
     if set(record) != set(names):
         odd = sorted(set(record) ^ set(names))
-        raise Refused(f"the arrays are not those that were agreed; the first of them is {odd[0]}")
+        fault = "not expected" if odd[0] in record else "missing"
+        raise Refused(f"among the arrays {odd[0]} is {fault}. {SAME}")
     leaves = [
         _array(record[name], name, leaf) for name, (_, leaf) in zip(names, named, strict=True)
     ]
@@ -105,11 +115,20 @@ def read(content: RecordDict, name: str, **types: type) -> dict[str, Any]:
     record = content.config_records.get(name, ConfigRecord())
     for key, kind in types.items():
         if type(record.get(key)) is not kind:
-            raise Refused(f"{name}.{key} is {record.get(key)!r}, which is no {kind.__name__}")
+            raise Refused(f"{name}.{key} must be {kind.__name__}, got {record.get(key)!r}. {SAME}")
     return {key: record[key] for key in types}
 
 
-def _name(path: Any) -> str:
+def check_array(found: Any, dtype: np.dtype, shape: tuple[int, ...], name: str) -> None:
+    """Refuses what was read as an array and is none: of a zip file NumPy makes an archive."""
+    if not isinstance(found, np.ndarray):
+        raise Refused(f"{name} is in truth no array")
+    if (found.dtype, found.shape) != (dtype, shape):
+        raise Refused(f"{name} is in truth {found.dtype}{found.shape}")
+
+
+def name_of(path: Any) -> str:
+    """A leaf's place in its tree, as records name it."""
     return keystr(path, simple=True, separator="/")
 
 
@@ -122,7 +141,8 @@ def _array(sent: Array, name: str, like: Any) -> np.ndarray:
     dtype = np.dtype(np.uint16) if like.dtype == jnp.bfloat16 else np.dtype(like.dtype)
     said = (sent.dtype, tuple(sent.shape))
     if said != (str(dtype), tuple(like.shape)):
-        raise Refused(f"{name} is {said[0]}{said[1]}, agreed was {dtype}{tuple(like.shape)}")
+        expected = f"{dtype}{tuple(like.shape)}"
+        raise Refused(f"{name} must be {expected}, got {said[0]}{said[1]}. {SAME}")
     most = int(np.prod(like.shape, dtype=np.int64)) * dtype.itemsize + HEADER
     if len(sent.data) > most:
         raise Refused(f"{name} has {len(sent.data)} bytes, more than the {most} it may have")
@@ -130,6 +150,5 @@ def _array(sent: Array, name: str, like: Any) -> np.ndarray:
         found = sent.numpy()
     except Exception as error:  # NumPy raises many kinds, and all mean that it cannot be read
         raise Refused(f"{name} cannot be read: {error}") from error
-    if (found.dtype, found.shape) != (dtype, tuple(like.shape)):
-        raise Refused(f"{name} is in truth {found.dtype}{found.shape}")
+    check_array(found, dtype, tuple(like.shape), name)
     return found.view(jnp.bfloat16) if like.dtype == jnp.bfloat16 else found

@@ -5,8 +5,9 @@
 server, and `load` gives it what was learnt.
 """
 
+from fedda.flower.client import introduce
 from fedda.torch.bridge import DTYPES, load, model, parameters, task
-from fedda.torch.client import ALGORITHMS, begin_round, client_app, end_round, introduce
+from fedda.torch.client import ALGORITHMS, begin_round, client_app, end_round
 from fedda.torch.decoupled_sgd import DecoupledSGD
 
 __all__ = [

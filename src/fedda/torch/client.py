@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 from jax import random
@@ -25,9 +25,9 @@ from torch.utils.data import DataLoader
 
 from fedda import algorithms, tree
 from fedda.algorithms import fedda
-from fedda.errors import InputError, unknown
+from fedda.errors import InputError, check_whole_number, unknown
 from fedda.flower import wire
-from fedda.flower.client import partition
+from fedda.flower.client import introduce, partition
 from fedda.local import Weighted
 from fedda.torch.bridge import DTYPES, load, parameters, private_buffer, to_array, to_tensor
 from fedda.torch.decoupled_sgd import DecoupledSGD
@@ -153,12 +153,6 @@ def _federated(module: Module, optimizer: DecoupledSGD) -> dict[str, Parameter]:
     return own
 
 
-def introduce(context: Context, examples: int) -> RecordDict:
-    """The reply to the server's query who a client is and how many examples it has."""
-    about = ConfigRecord({"partition": partition(context), "examples": examples})
-    return RecordDict({"fedda": about})
-
-
 # --------------------------------------------------------------------------------- the client
 
 
@@ -180,8 +174,7 @@ def client_app(
     parameters(module)
     if local_unit not in ("steps", "epochs"):
         raise unknown("value of local_unit", local_unit, ("steps", "epochs"))
-    if isinstance(local_work, bool) or not isinstance(local_work, int) or local_work < 1:
-        raise InputError(f"local_work must be a whole number of at least 1, got {local_work!r}.")
+    check_whole_number("local_work", local_work, least=1)
     app = ClientApp(mods=mods)
     optimizer = DecoupledSGD(module.parameters())
     loaders: dict[int, DataLoader[Any]] = {}
