@@ -18,8 +18,10 @@ from fedda.terminal import err, interruptible, new_directory, out
 
 def theory_command(
     problems: Annotated[int, typer.Option(help="Random problems of each family.")] = 200,
-    quick: Annotated[bool, typer.Option("--quick", help="Few, to see that it works.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of the problems.")] = 0,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Few of everything, to see that it works.")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="What the problems are drawn with.")] = 0,
     out_dir: Annotated[
         Path | None,
         typer.Option("--out", help="Where to write.", show_default="runs/..."),
@@ -28,14 +30,15 @@ def theory_command(
     """Measure what the paper's theory claims, and say what holds.
 
     Solves its differential equations, whole and divided among clients, on random problems and on
-    the digits, in float64. Writes theory.json, figures and a page about them. On two cores it takes
-    about four minutes, with fewer --problems two or three still, with --quick less than one.
+    the digits, in float64. Writes theory.json, figures and README.md, a page about them. On two
+    cores it takes about four minutes, with fewer --problems three still, with --quick less than
+    one.
     """
     from fedda.theory import claims, figures, flows, measure, page, record  # late: they load Flax
 
     if problems < 2:
         raise InputError(
-            f"--problems must be at least 2, or nothing can be fitted, got {problems}."
+            f"--problems must be at least 2, or there are no intervals, got {problems}."
         )
     for name in ("diffrax", "matplotlib", "optax"):
         flows.extra(name)
@@ -61,6 +64,8 @@ def theory_command(
     write_whole(directory / "README.md", page.markdown(found))
     figures.draw(found, directory)
     out.print(_table(found["claims"]))
+    if quick:
+        out.print(page.QUICK)
     out.print(escape(f"Written to {directory} in {found['seconds']} s"), soft_wrap=True)
 
 

@@ -6,8 +6,8 @@ With `u` = sum p_i H_i (g_i - g) and `v` = H (g - m(0)) at the start, and while 
     decoupled:  |sum p_i m_i(t) - m(t)| = eta |A(t) u + B(t) v|
 
 where A(t) = (1 - beta) sum_{s<t} beta^(t-1-s) s, and B(t) has b(s) = beta (1 - beta^s) / (1 - beta)
-in place of s. As 0 <= B < A, local momentum is the nearer one where v = 0 or <u, v> >= 0, for every
-t; and where clients are alike, u = 0: local momentum is exact and decoupled momentum is not.
+in place of s. As 0 < B < A for t > 1, local momentum is then the nearer one where v = 0 or
+<u, v> >= 0; and where clients are alike, u = 0: it is exact and decoupled momentum is not.
 """
 
 from functools import partial
@@ -19,8 +19,9 @@ import numpy as np
 from jax import Array, lax
 
 from fedda.theory import fits
+from fedda.theory.fits import Floats
 from fedda.theory.flows import Hyper, State, begin, centralised, divided, euler, momentum, steps
-from fedda.theory.problems import FAMILIES, Family, Floats, Problem
+from fedda.theory.problems import FAMILIES, Gradient, Problem
 
 WARM = 20  # centralised steps before a warm round
 MEASURES = ("local", "decoupled", "local W", "decoupled W", "local client", "decoupled client")
@@ -28,7 +29,7 @@ ROUNDS = (5, 10, 20)  # the paper's range of local steps
 
 
 def trajectories(
-    family: Family, problem: Problem, hyper: Hyper, warm: Any, number: int
+    gradient: Gradient, problem: Problem, hyper: Hyper, warm: Any, number: int
 ) -> tuple[Array, Array]:
     """The `MEASURES` after 0..number steps of one round, and the norm of its first momentum.
 
@@ -36,8 +37,8 @@ def trajectories(
     distance to centralised SGDM that starts at the same point with the same momentum. That is zero,
     or what `warm` steps of centralised SGDM leave behind.
     """
-    central = centralised("sgdm", family, problem, hyper)
-    flows = [divided("sgdm", kind, family, problem, hyper) for kind in ("local", "decoupled")]
+    central = centralised("sgdm", gradient, problem, hyper)
+    flows = [divided("sgdm", kind, gradient, problem, hyper) for kind in ("local", "decoupled")]
     first = steps(central, begin(central, problem.start), warm)
     m = first.momentum[0]
 
@@ -72,29 +73,9 @@ def of_family(name: str, problems: Problem, eta: Any, beta: Any, warm: Any, numb
     """`trajectories` of many problems of a family."""
 
     def one(problem: Problem) -> Any:
-        return trajectories(FAMILIES[name], problem, Hyper(eta, beta), warm, number)
+        return trajectories(FAMILIES[name].gradient, problem, Hyper(eta, beta), warm, number)
 
     return jax.vmap(one)(problems)
-
-
-def leading_order(
-    family: Family, problem: Problem, beta: float, m: Array, number: int
-) -> tuple[Array, Array]:
-    """The two deviations of the module's formulas, divided by eta, after 0..number steps."""
-    points = jnp.repeat(problem.start[None], problem.weights.shape[0], 0)
-    hessians = jax.vmap(jax.jacobian(family.gradient, 1))(problem.data, points)
-    g = jax.vmap(family.gradient)(problem.data, points)
-    mean = problem.weights @ g
-    u = jnp.einsum("c,cij,cj->i", problem.weights, hessians, g - mean[None])
-    v = jnp.einsum("c,cij->ij", problem.weights, hessians) @ (mean - m)
-    s = np.arange(number)
-    a, b = np.zeros(number + 1), np.zeros(number + 1)
-    for t in range(1, number + 1):
-        decay = (1 - beta) * beta ** (t - 1 - s[:t])
-        a[t] = decay @ s[:t]
-        b[t] = decay @ (beta * (1 - beta ** s[:t]) / (1 - beta))
-    both = jnp.asarray(a)[:, None] * u[None] + jnp.asarray(b)[:, None] * v[None]
-    return jnp.asarray(a - b) * jnp.linalg.norm(u), jnp.linalg.norm(both, axis=-1)
 
 
 def within_a_round(found: Floats) -> dict[str, Any]:
@@ -143,10 +124,11 @@ def curves(found: Floats, times: Any) -> dict[str, Any]:
 def over_bound(found: Floats, first: Floats, bounds: Floats, eta: float) -> dict[str, float]:
     """The largest deviation over the paper's bound C eta t² / 2 for decoupled momentum.
 
-    C = L_g (2 |m(0)| + 2 G), where L_g = 1 and G bounds gradients. The paper's steps prove the same
-    for local momentum: |W_i - W| <= tau sup |m_i - m| <= tau (2 |m(0)| + 2 G), and no more is used.
+    C = L_g (2 G + |m(0)|), where L_g = 1 and G bounds gradients: what |W_i - W| <= (2 G + |m(0)|)
+    tau needs. Local momentum has that too: m_i and m start alike, so that |m_i - m| <= 2 G. With
+    the factor 1 - beta, which the paper loses on the way, both bounds are C eta t at most.
     """
-    bound = (first + bounds)[:, None] * eta * np.arange(1, found.shape[-1]) ** 2
+    bound = (2 * bounds + first)[:, None] * eta * np.arange(1, found.shape[-1]) ** 2 / 2
     return {
         name: float((found[:, index, 1:] / bound).max()) for index, name in enumerate(MEASURES[:2])
     }

@@ -1,7 +1,7 @@
 """F1 and F2: what the paper claims to be exact, on the library's own runs in float64."""
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from jax import Array, lax
 
 from fedda import api, simulate
 from fedda.theory.flows import Hyper, begin, centralised, divided, euler, extra, momentum
-from fedda.theory.problems import FAMILIES, Family, Learnt, Problem
+from fedda.theory.problems import FAMILIES, Gradient, Learnt, Problem
 
 ETA, ALPHA, BETA1, BETA2, EPS = 0.3, 0.4, 0.9, 0.99, 0.05
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
@@ -96,7 +96,7 @@ def f2(task: Learnt, local: int = 10, rounds: int = 3) -> float:
     def central(w: Array, m: Array) -> Array:
         def body(_: Any, carried: tuple[Array, Array]) -> tuple[Array, Array]:
             points, m = carried
-            g = jax.vmap(task.family.gradient)(task.problem.data, points)
+            g = jax.vmap(task.gradient)(task.problem.data, points)
             return points - ETA * g, BETA1 * m + (1 - BETA1) * g.mean(0)
 
         points = jnp.repeat(w[None], len(task.clients), 0)
@@ -110,14 +110,11 @@ def f2(task: Learnt, local: int = 10, rounds: int = 3) -> float:
 
 
 @partial(jax.jit, static_argnames=("gradient", "method", "steps"))
-def _apart(
-    gradient: Callable[[Any, Array], Array], method: str, steps: int, problems: Problem
-) -> Array:
+def _apart(gradient: Gradient, method: str, steps: int, problems: Problem) -> Array:
     def one(problem: Problem) -> Array:
-        family = Family(lambda rng, clients: problem, gradient, False)
         hyper = Hyper(0.1)
-        central = centralised(method, family, problem, hyper)
-        precise = divided(method, "precise", family, problem, hyper)
+        central = centralised(method, gradient, problem, hyper)
+        precise = divided(method, "precise", gradient, problem, hyper)
 
         def body(states: Any, t: Array) -> Any:
             whole, parts = states

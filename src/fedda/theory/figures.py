@@ -10,6 +10,7 @@ from fedda.theory.flows import extra
 
 # The colours of the reports; one meaning each in all figures.
 LOCAL, DECOUPLED, OTHER, QUIET = "#D55E00", "#0072B2", "#009E73", "#7F7F7F"
+FAMILIES = ("#CC79A7", "#000000", "#E69F00", "#56B4E9")
 COLOURS = {"local": LOCAL, "decoupled": DECOUPLED}
 NAMES = {"local": "local momentum", "decoupled": "decoupled (FedDA)"}
 
@@ -68,6 +69,7 @@ def _network(found: dict[str, Any], axes: list[Any]) -> None:
     chosen = [name for name in curves if name.endswith("warm")]
     for axis, name in zip(axes, chosen, strict=True):
         _bands(axis, curves[name])
+        axis.sharey(axes[0])
         axis.set_title(name)
     axes[0].set_ylabel("distance to centralised momentum")
 
@@ -76,24 +78,26 @@ def _nearer(found: dict[str, Any], axes: list[Any]) -> None:
     plan, grid = found["plan"], found["deviation"]["grid"]
     families = list(dict.fromkeys(row["family"] for row in grid))
     for axis, T in zip(axes, (5, 10, 20), strict=True):
-        for family, colour in zip(families, (DECOUPLED, OTHER, LOCAL, QUIET), strict=True):
+        for family, colour in zip(families, FAMILIES, strict=True):
             for beta, style in zip((0.5, 0.9), (":", "-"), strict=True):
                 rows = select(grid, family=family, beta=beta, clients=4, start="warm")
                 if rows:
                     shares = [row[f"local nearer, T={T}"][0] for row in rows]
                     label = f"{family}, beta {beta:g}"
                     axis.plot(plan["etas"], shares, style, marker="o", color=colour, label=label)
-        axis.set(xscale="log", xlabel="eta L", title=f"T = {T}", ylim=(-0.03, 1.03))
+        axis.set(xscale="log", xlabel="eta L_g", title=f"T = {T}", ylim=(-0.03, 1.03))
     axes[0].set_ylabel("share where local is nearer")
 
 
 def _orders(found: dict[str, Any], axes: list[Any]) -> None:
     family, methods = list(found["orders"]["federated"].items())[-1]
-    colours = {"FedAvg": OTHER, "FedDA": DECOUPLED, "local momentum": LOCAL}
+    colours = {"FedDA": DECOUPLED, "local momentum": LOCAL, "FedAvg": OTHER}
+    on_top = {"ls": ":", "marker": "s", "ms": 10, "mfc": "none"}  # it coincides with FedDA
     for axis, key in zip(axes, ("fixed time, eta", "fixed time, T - 1"), strict=True):
         for name, colour in colours.items():
             each = methods[name][key]
-            axis.plot(each["x"], each["error"], marker="o", color=colour, label=name)
+            style = on_top if name == "FedAvg" else {"marker": "o"}
+            axis.plot(each["x"], each["error"], color=colour, label=name, **style)
         axis.set(xscale="log", yscale="log", xlabel=key.partition(", ")[2], title=family)
         axis.set_xticks(each["x"], [f"{x:g}" for x in each["x"]])
         axis.tick_params(which="minor", labelbottom=False)
@@ -103,8 +107,9 @@ def _orders(found: dict[str, Any], axes: list[Any]) -> None:
 def _equations(found: dict[str, Any], axes: list[Any]) -> None:
     family, methods = list(found["orders"]["equations"].items())[-1]
     for axis, (method, each) in zip(axes, methods.items(), strict=False):
-        for name, colour in COLOURS.items():
-            axis.plot(each["tau"], each[name], color=colour, label=f"{name} decomposition")
+        # Dashed, as decoupled GD is local GD.
+        for (name, colour), style in zip(COLOURS.items(), ("-", "--"), strict=True):
+            axis.plot(each["tau"], each[name], style, color=colour, label=f"{name} decomposition")
         axis.set(xlabel="time", title=f"{method}, {family}")
     for axis in axes[len(methods) :]:  # a quick run has fewer
         axis.set_visible(False)

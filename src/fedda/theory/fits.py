@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import stdtrit
 
 Floats = npt.NDArray[np.float64]
 
@@ -35,9 +36,9 @@ def exponential(x: Any, y: Any) -> Lines:
 
 
 def mean(values: Any) -> list[float]:
-    """The mean and its 95 % confidence interval: normal, as there are many problems."""
+    """The mean and its 95 % confidence interval by Student's t, as problems may be few."""
     values = np.asarray(values, float).ravel()
-    half = 1.96 * values.std(ddof=1) / np.sqrt(values.size)
+    half = stdtrit(values.size - 1, 0.975) * values.std(ddof=1) / np.sqrt(values.size)
     return [float(values.mean()), float(values.mean() - half), float(values.mean() + half)]
 
 

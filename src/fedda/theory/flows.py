@@ -20,6 +20,7 @@ An optimiser is Euler's scheme with the step eta, in which W moves by the m and 
 
 import importlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -27,7 +28,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from fedda.errors import InputError
-from fedda.theory.problems import Family, Gradients, Problem, gradients
+from fedda.theory.problems import Gradient, Problem
 
 METHODS = ("gd", "sgdm", "adam", "adagrad")
 KINDS = ("precise", "local", "decoupled")
@@ -54,22 +55,21 @@ class Flow(NamedTuple):
 
     method: str
     kind: str
-    gradients: Gradients
+    gradients: Callable[[Array], Array]  # points [clients, d] -> each client's at its own
     weights: Array
     hyper: Hyper
 
 
-def divided(method: str, kind: str, family: Family, problem: Problem, hyper: Hyper) -> Flow:
-    return Flow(method, kind, gradients(family, problem), problem.weights, hyper)
+def divided(method: str, kind: str, gradient: Gradient, problem: Problem, hyper: Hyper) -> Flow:
+    return Flow(method, kind, partial(jax.vmap(gradient), problem.data), problem.weights, hyper)
 
 
-def centralised(method: str, family: Family, problem: Problem, hyper: Hyper) -> Flow:
+def centralised(method: str, gradient: Gradient, problem: Problem, hyper: Hyper) -> Flow:
     """All clients' data in one place: one client, whose gradient is the weighted mean."""
-    of_clients = gradients(family, problem)
-    clients = problem.weights.shape[0]
 
     def mean_gradient(points: Array) -> Array:
-        return (problem.weights @ of_clients(jnp.repeat(points, clients, 0)))[None]
+        of_clients = jax.vmap(gradient, (0, None))(problem.data, points[0])
+        return (problem.weights @ of_clients)[None]
 
     return Flow(method, "precise", mean_gradient, jnp.ones_like(problem.weights[:1]), hyper)
 

@@ -62,7 +62,9 @@ def quick(problems: int, seed: int) -> Plan:
     )
 
 
-NETWORK_RTOL = 1e-3  # the network's gradients have jumps, which no order can pass in long steps
+# The network's gradients have jumps, which no order can pass in long steps. With 1e-3 the distance
+# of the optimiser, which is small, is not yet right to two digits.
+NETWORK_RTOL = 1e-4
 STARTS: Mapping[str, int] = {"zero": 0, "warm": deviation.WARM}  # of the momentum: steps before
 
 
@@ -145,10 +147,10 @@ def _orders(plan: Plan) -> dict[str, Any]:
 
 
 def _apart(times: Any, flowed: Any) -> dict[str, Any]:
-    """Median distances of the local and decoupled solutions' models from the centralised one's."""
+    """Median distances of the decompositions' models from the centralised solution's."""
     models = np.asarray(flowed)[:, :, :, 1]
     apart = np.median(np.linalg.norm(models[:, :, 1:] - models[:, :, :1], axis=-1), 0)
-    return {"tau": np.asarray(times), "local": apart[:, 0], "decoupled": apart[:, 1]}
+    return {"tau": np.asarray(times), **dict(zip(flows.KINDS, apart.T, strict=True))}
 
 
 def _deviation(plan: Plan) -> dict[str, Any]:
@@ -178,8 +180,9 @@ def _deviation(plan: Plan) -> dict[str, Any]:
                     if (eta, beta, start) == (0.1, 0.9, "warm"):
                         t = np.unique(np.geomspace(2, plan.late, 40).round().astype(int))
                         curves[name] = deviation.curves(found, t)
-                    if FAMILIES[name].bounded:
-                        limit = gradient_bounds(problems)
+                    slope = FAMILIES[name].slope
+                    if slope is not None:
+                        limit = gradient_bounds(slope, problems)
                         bound.append(setting | deviation.over_bound(found, first, limit, eta))
         same = deviation.alike(draw(name, plan.problems, 4, plan.seed))
         found = np.asarray(deviation.of_family(name, same, 0.1, 0.9, 0, plan.late)[0])
@@ -202,11 +205,11 @@ def _ratios(plan: Plan) -> dict[str, Any]:
 def _network(plan: Plan) -> dict[str, Any]:
     """F3 on the network, and the solutions of its equations on the first partition."""
     tasks = [network(4, 20, plan.seed + number) for number in range(plan.partitions)]
-    family = tasks[0].family  # the same for all, but compiled once
+    gradient = tasks[0].gradient  # the same for all, but compiled once
 
     @jax.jit
     def of_round(problem: Problem, eta: Any, warm: Any) -> Any:
-        return deviation.trajectories(family, problem, Hyper(eta), warm, deviation.ROUNDS[-1])[0]
+        return deviation.trajectories(gradient, problem, Hyper(eta), warm, deviation.ROUNDS[-1])[0]
 
     rows, curves = [], {}
     for eta in plan.network_etas:
@@ -214,7 +217,7 @@ def _network(plan: Plan) -> dict[str, Any]:
             found = np.stack([np.asarray(of_round(task.problem, eta, warm)) for task in tasks])
             rows.append({"eta": eta, "beta": 0.9, "start": start} | deviation.within_a_round(found))
             curves[f"eta {eta}, {start}"] = deviation.curves(found, np.arange(2, found.shape[-1]))
-    bend = jax.jit(lambda problem: curvature(family, problem))
+    bend = jax.jit(lambda problem: curvature(gradient, problem))
     result: dict[str, Any] = {
         "parameters": tasks[0].problem.start.size,
         "curvature": fits.spread([float(bend(task.problem)) for task in tasks]),
@@ -226,8 +229,8 @@ def _network(plan: Plan) -> dict[str, Any]:
     result["equations"] = {}
     for method in ("gd", "sgdm"):
         eta = 0.1
-        flowed = orders.solutions(family.gradient, method, one, eta, times, 0.9, NETWORK_RTOL)
-        steps = orders.stepped(family.gradient, method, one, eta, 10, eta)
+        flowed = orders.solutions(gradient, method, one, eta, times, 0.9, NETWORK_RTOL)
+        steps = orders.stepped(gradient, method, one, eta, 10, eta)
         euler = jnp.linalg.norm(steps[0, 1] - flowed[0, -1, 0, 1])
         moved = jnp.linalg.norm(flowed[0, -1, 0, 1] - tasks[0].problem.start)
         result["equations"][method] = _apart(times, flowed) | {

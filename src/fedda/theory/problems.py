@@ -19,12 +19,12 @@ from fedda import losses
 from fedda.data import digits, partition
 from fedda.models import Model
 from fedda.models.cnn import cnn
+from fedda.theory.fits import Floats
 
 DIMENSION = 10
 EXAMPLES = 20  # of a client of the classifiers
 
-Floats = npt.NDArray[np.float64]
-Gradients = Callable[[Array], Array]  # points [clients, d] -> each client's gradient at its own
+Gradient = Callable[[Any, Array], Array]  # (a client's data, a point) -> the gradient there
 
 
 class Problem(NamedTuple):
@@ -36,15 +36,13 @@ class Problem(NamedTuple):
 
 
 class Family(NamedTuple):
-    """Problems of one kind. `gradient` maps a client's data and a point to the gradient there."""
+    """Problems of one kind."""
 
     draw: Callable[[np.random.Generator, int], Problem]  # (generator, clients)
-    gradient: Callable[[Any, Array], Array]
-    bounded: bool  # whether gradients are, as the paper's theorem assumes
-
-
-def gradients(family: Family, problem: Problem) -> Gradients:
-    return lambda points: jax.vmap(family.gradient)(problem.data, points)
+    gradient: Gradient
+    # The most that the loss of an example x changes with x w. So gradients are bounded, as the
+    # paper's theorem assumes; None where they are not.
+    slope: float | None = None
 
 
 def _weights(rng: np.random.Generator, clients: int) -> Floats:
@@ -82,16 +80,16 @@ def _quadratic_gradient(data: tuple[Array, Array], w: Array) -> Array:
     return matrix @ (w - centre)
 
 
-def _labelled(slope: float, rng: np.random.Generator, clients: int) -> Problem:
+def _labelled(bend: float, rng: np.random.Generator, clients: int) -> Problem:
     """Inputs around a mean of each client's own, times labels of a rule of its own, some wrong.
 
-    They are scaled so that the bound `slope` |X'X| / n of a client's Hessian is 1.
+    They are scaled so that the bound `bend` |X'X| / n of a client's Hessian is 1.
     """
     x = rng.normal(size=(clients, EXAMPLES, DIMENSION)) + rng.normal(size=(clients, 1, DIMENSION))
     rules = rng.normal(size=(1, DIMENSION)) + rng.normal(size=(clients, DIMENSION))
     x *= np.sign(np.einsum("cnd,cd->cn", x, rules) + rng.logistic(size=x.shape[:2]))[..., None]
     largest = np.linalg.eigvalsh(np.einsum("cni,cnj->cij", x, x) / EXAMPLES)[:, -1]
-    x /= np.sqrt(slope * largest)[:, None, None]
+    x /= np.sqrt(bend * largest)[:, None, None]
     return Problem(x, _weights(rng, clients), rng.normal(size=DIMENSION))
 
 
@@ -107,11 +105,11 @@ def _sigmoid_gradient(x: Array, w: Array) -> Array:
 
 
 FAMILIES: Mapping[str, Family] = {
-    "convex quadratic": Family(partial(_quadratic, _positive), _quadratic_gradient, False),
-    "indefinite quadratic": Family(partial(_quadratic, _of_both_signs), _quadratic_gradient, False),
-    "logistic": Family(partial(_labelled, 1 / 4), _logistic_gradient, True),
+    "convex quadratic": Family(partial(_quadratic, _positive), _quadratic_gradient),
+    "indefinite quadratic": Family(partial(_quadratic, _of_both_signs), _quadratic_gradient),
+    "logistic": Family(partial(_labelled, 1 / 4), _logistic_gradient, 1.0),
     # The most that the second derivative of the sigmoid can be:
-    "sigmoid": Family(partial(_labelled, 3**-0.5 / 6), _sigmoid_gradient, True),
+    "sigmoid": Family(partial(_labelled, 3**-0.5 / 6), _sigmoid_gradient, 1 / 4),
 }
 
 
@@ -122,21 +120,17 @@ def draw(name: str, problems: int, clients: int, seed: int = 0) -> Problem:
     return jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *drawn)
 
 
-def gradient_bounds(problems: Problem) -> Floats:
-    """For each problem, the mean norm of a client's inputs: no gradient of a classifier is longer.
-
-    Of a problem's clients the largest.
-    """
-    return np.linalg.norm(problems.data, axis=-1).mean(-1).max(-1)
+def gradient_bounds(slope: float, problems: Problem) -> Floats:
+    """For each problem of a classifier, a length that no client's gradient exceeds."""
+    return slope * np.linalg.norm(problems.data, axis=-1).mean(-1).max(-1)
 
 
-def curvature(family: Family, problem: Problem, iterations: int = 30) -> Array:
+def curvature(gradient: Gradient, problem: Problem, iterations: int = 30) -> Array:
     """The largest absolute eigenvalue of any client's Hessian at the start, by power iteration."""
 
     def of_client(data: Any) -> Array:
         def product(vector: Array) -> Array:
-            gradient = partial(family.gradient, data)
-            return jax.jvp(gradient, (problem.start,), (vector,))[1]
+            return jax.jvp(partial(gradient, data), (problem.start,), (vector,))[1]
 
         def body(_: Any, vector: Array) -> Array:
             image = product(vector)
@@ -150,13 +144,13 @@ def curvature(family: Family, problem: Problem, iterations: int = 30) -> Array:
 
 
 class Learnt(NamedTuple):
-    """A problem of data, as the library takes it and as one of a family; weights are equal."""
+    """A problem of data, as the library takes it and as this package does; weights are equal."""
 
     model: Model  # its parameters are one vector
     clients: list[tuple[Any, Any]]
     loss: Callable[[Any, Any], Any]
     problem: Problem
-    family: Family
+    gradient: Gradient
 
 
 def _softplus(outputs: Array, y: Array) -> Array:
@@ -170,7 +164,7 @@ def classifier(clients: int, seed: int) -> Learnt:
     problem = drawn._replace(weights=jnp.full_like(drawn.weights, 1 / clients))
     held = [(np.asarray(x), np.zeros(EXAMPLES)) for x in problem.data]
     model = Model(lambda key: problem.start, lambda w, x: x @ w)
-    return Learnt(model, held, _softplus, problem, FAMILIES["logistic"])
+    return Learnt(model, held, _softplus, problem, _logistic_gradient)
 
 
 def flat(layers: Model, seed: int) -> tuple[Array, Callable[[Array, Array], Array]]:
@@ -200,6 +194,5 @@ def network(clients: int, examples: int, seed: int) -> Learnt:
 
     x, y = (jnp.asarray(np.stack(part)) for part in zip(*held, strict=True))
     problem = Problem((x, y), jnp.full(clients, 1 / clients), start)
-    family = Family(lambda rng, clients: problem, gradient, False)
     model = Model(lambda key: start, apply)
-    return Learnt(model, held, losses.cross_entropy, problem, family)
+    return Learnt(model, held, losses.cross_entropy, problem, gradient)

@@ -35,7 +35,8 @@ from fedda.data import digits, partition
 from fedda.data.shards import from_partition
 from fedda.models import Model
 from fedda.models.mlp import mlp
-from fedda.theory.problems import Floats, dealt, flat
+from fedda.theory.fits import Floats
+from fedda.theory.problems import dealt, flat
 
 BETA1, BETA2 = 0.9, 0.99
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
