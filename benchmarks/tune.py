@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedda import algorithms, config, sweep
+from fedda import algorithms, config, devices, sweep
 from fedda.errors import unknown
 from fedda.files import write_whole
 from fedda.paper import methods
@@ -226,6 +226,12 @@ def tune(task: str, name: str, folder: Path, **own: Any) -> None:
     print(f"{name}: {words}; {summary['seconds']['total']:.0f} s", flush=True)
 
 
+def _seeds(seeds: list[int]) -> str:
+    return (
+        f"seed {seeds[0]}" if len(seeds) == 1 else f"mean of the seeds {', '.join(map(str, seeds))}"
+    )
+
+
 def preset(task: str, folder: Path) -> str:
     """The file of presets, of what was written about each algorithm."""
     found = [json.loads(path.read_text()) for path in sorted((folder / task).glob("*.json"))]
@@ -235,8 +241,7 @@ def preset(task: str, folder: Path) -> str:
         f"# Written by benchmarks/tune.py {task}: of {points} points for every algorithm the one",
         f"# with the lowest training loss over the last {first['averaged_rounds']} of "
         f"{first['rounds']} rounds,",
-        f"# mean of the seeds {', '.join(map(str, first['seeds']))}. What each came to is in "
-        f"results/tuning/{task}.",
+        f"# {_seeds(first['seeds'])}. What each came to is in results/tuning/{task}.",
     ]
     for each in found:
         name, best, grid = each["algorithm"], each["best"], each["grid"]
@@ -261,6 +266,7 @@ def main() -> None:
     parser.add_argument("--choose", action="store_true", help="train nothing more")
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
+    devices.start_up()  # as the command does: compiled programs are kept
     task = arguments.task
     own = {} if arguments.precision is None else {"precision": arguments.precision}
     every = STUDIES[task].algorithms or algorithms.names()

@@ -9,12 +9,14 @@ import pytest
 
 from fedda import page
 from fedda.errors import InputError
-from fedda.paper import cells, evidence, experiments, panels, rates, tables, verdicts, web
+from fedda.page import Drawn, Panel
+from fedda.paper import cells, evidence, experiments, glance, panels, rates, tables, verdicts, web
+from fedda.results import Curve
 from test_report import outside_scripts
 from test_report_browser import chromium, line_paths, resize  # noqa: F401 - a fixture
 
 WORDS = "396 writers <b>&</b> <script>document.title = 'run'</script>"
-LOSSES = (2.0, 1.0, 0.5)
+LOSSES = (20.0, 1.0, 0.5)
 
 
 def entries(name, **wanted):
@@ -26,7 +28,9 @@ def entries(name, **wanted):
     ]
 
 
-def make(folder, entry, values, seed=0, losses=LOSSES, at=None, metric="accuracy", **own):
+def make(
+    folder, entry, values, seed=0, losses=LOSSES, at=None, metric="accuracy", higher=True, **own
+):
     """A finished run whose metric took these values, at equal distances from round 0 to the last.
 
     A round sends one megabyte up and two down.
@@ -39,7 +43,7 @@ def make(folder, entry, values, seed=0, losses=LOSSES, at=None, metric="accuracy
     ]
     summary = {
         "metric": metric,
-        "higher_is_better": True,
+        "higher_is_better": higher,
         "parameters": 1000,
         "bytes_down": 2_000_000 * chosen.rounds,
         "bytes_up": 1_000_000 * chosen.rounds,
@@ -115,7 +119,7 @@ def body(html, name):
 
 def test_tables_hold_what_the_cells_say(html):
     header, *rows = body(html, "table3")
-    assert header[:4] == ["run", "paper", "ours", "last"], "what a phone shows first"
+    assert header[:4] == ["run", "paper", "ours", "seeds"], "what a phone shows first"
     assert header[-2:] == ["elsewhere", "settings"]
     by_run = {row[0]: dict(zip(header, row, strict=True)) for row in rows}
     assert len(by_run) == 20
@@ -169,11 +173,47 @@ def test_every_verdict_is_told_in_words_and_with_its_evidence(html, results):
         text = re.sub(r"<.*?>", "", item)
         for part in (each.claim, each.told, each.measured):
             assert web.escape(part) in text
-    summary = re.search(r"14 claims: (.*?)\.</p>", section(html, "verdicts"))[1]
+    before, _ = html.split("<section", 1)
+    summary = re.findall(r"<span class='verdict \w+'>. (.*?)</span>", before)
     kinds = [each.verdict for each in told]
-    assert set(summary.split(", ")) == {f"{kind} {kinds.count(kind)}" for kind in kinds}
+    assert set(summary) == {f"{kind}: {kinds.count(kind)}" for kind in kinds}
     assert "✓ holds" in shown[0][1]
     assert "Off by 1e-15" in shown[0][1]
+
+
+def test_the_page_begins_with_fedda_beside_the_paper_and_the_best_other(html):
+    before, _ = html.split("<section", 1)
+    header, group, sgdm, adam = body(before, "glance")
+    assert (header, group) == (list(glance.HEADER), [])
+    assert "<a href='#table3'>Table 3: EMNIST, accuracy</a>" in before
+    others = ["FedLin 0.4000", "FedAvg 0.850"]
+    assert sgdm == ["SGDM", "0.860", "0.8500 ± 0.6353", "▲ ahead", *others, "2"]
+    assert adam == ["Adam", "0.853", "0.7000", "▲ ahead", "FedLin 0.4000", "MimeLite 0.851", "1"]
+
+
+def test_the_first_table_and_the_verdict_tell_the_same(tmp_path):
+    for name, algorithm, end in (
+        ("table3", "fedavg", 0.6),
+        ("table3", "fedda-sgdm", 0.5),
+        ("table3", "fedda-adam", 0.601),  # within a hundredth
+        ("table3", "fedda-adagrad", None),
+        ("table4", "fedavg", 0.02),
+        ("table4", "fedda-sgdm", 0.01),
+        ("table4", "fedda-adam", 0.03),
+        ("table4", "fedda-adagrad", None),
+    ):
+        higher = name == "table3"
+        for entry in entries(name, algorithm=algorithm):
+            make(tmp_path, entry, (0.1, end), higher=higher)
+    told = [glance.rows(name, found(tmp_path)) for name in ("table3", "table4")]
+    places = [[row[3] for row in rows] for rows in told]
+    ahead, level, behind = glance.PLACES.values()
+    assert places == [[behind, level, behind], [ahead, behind, behind]]
+    assert "in 1 ahead of all that were run, in 1 level with the best and in 4 behind" in (
+        verdicts.rivals.best(found(tmp_path)).told
+    )
+    assert glance.rows("table2", found(tmp_path)) == []
+    assert glance.html([]) == ""
 
 
 def test_backticks_are_code(tmp_path):
@@ -308,11 +348,12 @@ def test_a_method_has_one_style_whatever_else_was_run(results):
 
 def test_what_diverges_leaves_the_plot(results):
     _, loss, _ = panels.training("table3", found(results))
-    assert [panel.top for panel in loss.panels] == [20.0, 20.0, 20.0]
-    assert all(panel.log_y for panel in loss.panels)
+    for panel in loss.panels:  # 0.5 to 20, and 5 % more at both ends of a logarithmic axis
+        assert panel.log_y
+        assert panel.shown == pytest.approx((0.5 / 40**0.05, 20 * 40**0.05))
     calm = [one for one in found(results) if one.config.algorithm != "climb"]
     _, loss, _ = panels.training("table3", calm)
-    assert [panel.top for panel in loss.panels] == [None, None, None]
+    assert [panel.shown for panel in loss.panels] == [None, None, None]
 
 
 def test_what_diverges_at_once_does_not_stretch_the_plot(tmp_path):
@@ -320,7 +361,44 @@ def test_what_diverges_at_once_does_not_stretch_the_plot(tmp_path):
         make(tmp_path, entries("table3", algorithm=algorithm)[0], (0.1, 0.5))
     make(tmp_path, entries("table3", algorithm="stem")[0], (0.1, 0.1), losses=(1e34, None))
     _, loss, _ = panels.training("table3", found(tmp_path))
-    assert [panel.top for panel in loss.panels] == [20.0, 20.0, 20.0]
+    assert all(panel.shown is None or panel.shown[1] < 30 for panel in loss.panels)
+
+
+def drawn(*curves):
+    """A panel of accuracies from round 0 to 100, with bands of 0.02."""
+    lines = []
+    for number, mean in enumerate(curves):
+        ends = [[value + off for value in mean] for off in (-0.01, 0.01)]
+        lines.append(Drawn(Curve(str(number), list(range(0, 101, 25)), list(mean), *ends), number))
+    return panels._cropped(Panel("made-up", "round", "accuracy", lines), less=False)
+
+
+GOOD, BETTER = (0.1, 0.7, 0.75, 0.79, 0.8), (0.1, 0.75, 0.8, 0.84, 0.85)
+FAILED = (0.1, 0.5, 0.05, 0.05, 0.05)
+
+
+def test_beginnings_and_failures_do_not_flatten_what_is_learnt():
+    panel = drawn(GOOD, BETTER, FAILED)
+    low, high = 0.7 - 0.01, 0.85 + 0.01
+    room = 0.05 * (high - low)
+    assert panel.shown == pytest.approx((low - room, high + room))
+    assert not panel.log_y
+    bands = [line.curve.low != line.curve.high for line in panel.lines]
+    assert bands == [True, True, False], "that of a failure would cover the others"
+
+
+@pytest.mark.parametrize(
+    "curves",
+    [
+        (GOOD, FAILED, FAILED),  # most fail: that is what there is to see
+        (GOOD, (0.1, 0.2, 0.4, 0.6, 0.8)),  # all is learnt late
+        ((math.nan,) * 5, (math.nan,) * 5),
+    ],
+)
+def test_an_axis_has_everything_unless_most_is_learnt_early(curves):
+    panel = drawn(*curves)
+    assert panel.shown is None
+    assert all(line.curve.low is not line.curve.high for line in panel.lines)
 
 
 def test_the_precision_of_most_seeds_is_drawn(tmp_path):
@@ -524,10 +602,48 @@ def test_the_axis_ends_where_something_leaves_it(browser):
     low, high = browser.execute_script(
         "return document.getElementById('plot-emnist-train_loss-sgdm').layout.yaxis.range"
     )
-    assert 10**high == pytest.approx(20)
-    assert 0.3 < 10**low < 0.5
+    assert 10**high == pytest.approx(20 * 40**0.05)
+    assert 10**low == pytest.approx(0.5 / 40**0.05)
     labels = browser.execute_script(
         "return [...document.querySelectorAll('#plot-emnist-train_loss-sgdm .ytick text')]"
         ".map(label => label.textContent)"
     )
     assert labels == ["0.5", "1", "2", "5", "10", "20"]
+
+
+def test_a_phone_shows_the_answer_first(browser):
+    resize(browser, 390)
+    marks, places, ours, seeds = browser.execute_script(
+        """
+        const end = (all, side) => Math.max(
+          ...[...document.querySelectorAll(all)].map(e => e.getBoundingClientRect()[side]));
+        return [end('p > .verdict', 'bottom'), end('#glance td:nth-child(4)', 'right'),
+                end('#glance', 'bottom'), end('#table3 td:nth-child(4)', 'right')];
+        """
+    )
+    assert marks < 844
+    assert ours < 844
+    assert places <= 390
+    assert seeds <= 390, "paper, ours and seeds need no scrolling"
+
+
+def test_numbers_of_a_verdict_unfold(browser):
+    resize(browser, 1280)
+    shown = "return document.querySelector('#F6 details p').checkVisibility()"
+    assert not browser.execute_script(shown)
+    browser.find_element("css selector", "#F6 summary").click()
+    assert browser.execute_script(shown)
+
+
+def test_tables_fit_on_paper(browser):
+    """A sheet of A4 with Chromium's margins is 718 pixels wide."""
+    resize(browser, 718)
+    wide = (
+        "return [...document.querySelectorAll('table')].map(t => t.offsetWidth).some(w => w > 686)"
+    )
+    assert browser.execute_script(wide)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    try:
+        assert not browser.execute_script(wide)
+    finally:
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})

@@ -50,7 +50,7 @@ class Panel(NamedTuple):
     log_y: bool = False
     few: bool = False  # points: each is marked, and named on a logarithmic horizontal axis
     title: str = ""  # in files; a page has its own headings
-    top: float | None = None  # of the vertical axis, where something leaves the plot
+    shown: tuple[float, float] | None = None  # of the vertical axis, where something leaves it
 
 
 def style(number: int) -> tuple[str, str]:
@@ -88,7 +88,7 @@ def draw(panels: Sequence[Panel], directory: Path, name: str) -> list[Path]:
         columns = math.ceil(len(set(labels)) / math.ceil(len(set(labels)) / columns))
     height = 3.8 + 0.2 * math.ceil(len(set(labels)) / columns)
     figure = extra("matplotlib.figure").Figure(
-        figsize=(6.4 * len(panels) ** 0.8, height), layout="constrained"
+        figsize=(6.4 if len(panels) == 1 else 3.5 * len(panels), height), layout="constrained"
     )
     legend: dict[str, Any] = {}
     for number, panel in enumerate(panels, start=1):
@@ -114,8 +114,8 @@ def draw(panels: Sequence[Panel], directory: Path, name: str) -> list[Path]:
             axes.set_xscale("log")
             axes.set_xticks(_ticks(panel), [f"{x:g}" for x in _ticks(panel)], minor=False)
             axes.minorticks_off()
-        if panel.top is not None:
-            axes.set_ylim(_bottom(panel), panel.top)
+        if panel.shown is not None:
+            axes.set_ylim(*panel.shown)
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     figure.legend(
@@ -164,23 +164,19 @@ def _ticks(panel: Panel) -> list[float]:
     return ticks
 
 
-def _bottom(panel: Panel) -> float:
-    """Of a vertical axis that has a top."""
-    return 0.8 * min(low for line in panel.lines for low in line.curve.low if math.isfinite(low))
+def _vertical(panel: Panel) -> dict[str, Any]:
+    """The axis of values, as Plotly counts: a logarithmic one by exponents.
 
-
-def _range(panel: Panel, top: float) -> list[float]:
-    """Of the vertical axis, as Plotly counts: a logarithmic one by exponents."""
-    ends = [_bottom(panel), top]
-    return list(map(math.log10, ends)) if panel.log_y else ends
-
-
-def _log_axis(panel: Panel) -> dict[str, Any]:
-    """Labels at 1, 2 and 5, if these are few; all in full, for Plotly shortens some to a digit."""
+    It has labels at 1, 2 and 5, if these are few; all in full, for Plotly shortens some to a digit.
+    """
+    shown = {} if panel.shown is None else {"range": list(panel.shown)}
+    if not panel.log_y:
+        return shown
     means = [mean for line in panel.lines for mean in line.curve.mean if math.isfinite(mean)]
-    high = max(means) if panel.top is None else panel.top
-    few = {"dtick": "D2"} if high < 1000 * min(means) else {}
-    return {"type": "log", "tickformat": "~g"} | few
+    low, high = panel.shown or (min(means), max(means))
+    few = {"dtick": "D2"} if high < 1000 * low else {}
+    exponents = {name: list(map(math.log10, ends)) for name, ends in shown.items()}
+    return {"type": "log", "tickformat": "~g"} | few | exponents
 
 
 def _plotly_figure(panel: Panel) -> dict[str, Any]:
@@ -222,10 +218,7 @@ def _plotly_figure(panel: Panel) -> dict[str, Any]:
         | {"title": {"text": escape(panel.x_label)}}
         | {"exponentformat": "none", "separatethousands": True}
         | ({"type": "log", "tickvals": _ticks(panel), "tickangle": 0} if panel.few else {}),
-        "yaxis": axis
-        | {"title": {"text": escape(panel.y_label)}}
-        | (_log_axis(panel) if panel.log_y else {})
-        | ({} if panel.top is None else {"range": _range(panel, panel.top)}),
+        "yaxis": axis | {"title": {"text": escape(panel.y_label)}} | _vertical(panel),
         "legend": {"orientation": "h", "x": 0, "y": 0, "yref": "container", "yanchor": "bottom"},
         "modebar": {"bgcolor": clear, "color": grey, "activecolor": COLOURS[0]},
         "dragmode": False,  # on a phone a finger that crosses a plot must scroll the page
@@ -306,6 +299,7 @@ h2 { font-size: 1.15rem; margin: 2.5rem 0 .5rem; }
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .4rem .5rem; text-align: right; border-bottom: 1px solid var(--line); }
 th { font-weight: 600; vertical-align: bottom; overflow-wrap: normal; }
+@media (max-width: 40rem) { th, td { padding: .4rem .25rem; } }
 td { white-space: nowrap; }
 th:first-child, td:first-child {
   position: sticky; left: 0; background: var(--page); text-align: left; padding-left: 0;
@@ -319,5 +313,14 @@ dl {
 }
 dt { color: var(--quiet); }
 dd { margin: 0; font-family: ui-monospace, monospace; }
+@media print {  /* paper does not scroll */
+  .scroll { overflow: visible; background: none; }
+  table { font-size: .7rem; }
+  th, td { padding: .2rem .3rem; overflow-wrap: normal; }
+  td:last-child { white-space: normal; }
+  .modebar { display: none; }
+  figure, .plot, tr, li { break-inside: avoid; }
+  h2, h3 { break-after: avoid; }
+}
 .plot :is(.xtick, .ytick, .g-xtitle, .g-ytitle, .legend) text { fill: var(--ink) !important; }
 """

@@ -14,7 +14,7 @@ from fedda.config import Config
 from fedda.errors import InputError
 from fedda.paper import cells, choice, experiments, readme, tables
 from fedda.paper.cells import Cell
-from fedda.terminal import err, interruptible, out, print_whole
+from fedda.terminal import Quiet, err, interruptible, out, print_whole
 
 
 def reproduce_command(
@@ -67,7 +67,7 @@ def reproduce_command(
             metavar="DIR", help="Write a web page and figures about the full-length runs there."
         ),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Run the experiments of the FedDA paper again, and print its numbers beside ours.
 

@@ -13,6 +13,8 @@ from fedda.paper.cells import Cell
 from fedda.paper.experiments import Entry
 from fedda.results import Curve
 
+EARLY = 0.05  # of a training: the beginning
+
 
 class Row(NamedTuple):
     """Panels that belong side by side, and are one figure in files."""
@@ -36,7 +38,7 @@ def training(name: str, found: Sequence[Cell]) -> list[Row]:
     metric, higher = content["metric"], content["higher_is_better"]
     order = list(methods.METHODS)
 
-    def row(kind: str, key: str, heading: str, x_label: str, log: bool) -> Row:
+    def row(kind: str, key: str, heading: str, x_label: str, less: bool) -> Row:
         x = _gigabytes if kind == "gigabytes" else _round
         panels = []
         for optimiser, column in evidence.columns(name).items():
@@ -58,14 +60,15 @@ def training(name: str, found: Sequence[Cell]) -> list[Row]:
                 for curve in results.curves(runs, key, x)
             ]
             panels.append(
-                Panel(
-                    f"{task}-{kind}-{optimiser}",
-                    x_label,
-                    page.words(key),
-                    lines,
-                    log_y=log and page.spans(line.curve for line in lines),
-                    title=methods.OPTIMISER_NAMES[optimiser],
-                    top=_top(lines) if kind == "train_loss" else None,
+                _cropped(
+                    Panel(
+                        f"{task}-{kind}-{optimiser}",
+                        x_label,
+                        page.words(key),
+                        lines,
+                        title=methods.OPTIMISER_NAMES[optimiser],
+                    ),
+                    less,
                 )
             )
         return Row(f"{task}-{kind}", heading, panels)
@@ -78,14 +81,50 @@ def training(name: str, found: Sequence[Cell]) -> list[Row]:
     ]
 
 
-def _top(lines: Sequence[Drawn]) -> float | None:
-    """Ten times the median loss of a beginning, if one that diverges went beyond.
+def _cropped(panel: Panel, less: bool) -> Panel:
+    """With an axis of what methods that learn come to after the beginning, if most do.
 
-    It would leave no room for what the others do.
+    Where that is a small part of all values, the rest would flatten it against an edge: the rest
+    leaves the plot, and what does not learn has no band. Where `less` is better, the axis is
+    logarithmic if need be.
     """
-    finite = [means for line in lines if (means := _finite(line))]
-    top = 10 * float(np.median([means[0] for means in finite])) if finite else 0.0
-    return top if any(mean > top for means in finite for mean in means) else None
+    learning = _learning(panel.lines, less)
+    late = [value for line in learning for value in _values(line, EARLY)]
+    every = [value for line in panel.lines for value in _values(line)]
+    low, high = min(late, default=0.0), max(late, default=0.0)
+    most = 2 * len(learning) >= len(panel.lines)
+    if not (most and 0 < high - low < (max(every) - min(every)) / 2):
+        return panel._replace(log_y=less and page.spans(line.curve for line in panel.lines))
+    log = less and 0 < low < high / 10
+    room = (high / low) ** 0.05 if log else 0.05 * (high - low)
+    lines = [line if line in learning else _without_band(line) for line in panel.lines]
+    shown = (low / room, high * room) if log else (low - room, high + room)
+    return panel._replace(lines=lines, log_y=log, shown=shown)
+
+
+def _learning(lines: Sequence[Drawn], less: bool) -> list[Drawn]:
+    """Those that end at least half as far from where they began as the best ends."""
+    sign = -1 if less else 1
+    ended = [line for line in lines if np.isfinite(line.curve.mean[-1])]
+    best = max((sign * line.curve.mean[-1] for line in ended), default=0.0)
+    return [
+        line for line in ended if 2 * sign * line.curve.mean[-1] >= best + sign * _finite(line)[0]
+    ]
+
+
+def _values(line: Drawn, after: float = 0.0) -> list[float]:
+    """What a band covers after a share of a training."""
+    curve = line.curve
+    return [
+        value
+        for x, *ends in zip(curve.x, curve.low, curve.high, strict=True)
+        for value in ends
+        if x >= after * curve.x[-1] and np.isfinite(value)
+    ]
+
+
+def _without_band(line: Drawn) -> Drawn:
+    return line._replace(curve=line.curve._replace(low=line.curve.mean, high=line.curve.mean))
 
 
 def _finite(line: Drawn) -> list[float]:

@@ -1,8 +1,9 @@
 """The numbers that were printed: the tables of the FedDA paper, and FedOpt's own results.
 
 `tables/tableNN.csv` is table NN as printed. `tables/fedopt.csv` is what Reddi et al. (2021) report
-for methods that the FedDA paper ran again: means over the last 100 rounds. Its numbers of CIFAR-100
-are confirmed by a public re-implementation, those of EMNIST are from memory of the paper.
+for methods that the FedDA paper ran again: means over the last 100 rounds. Others cite the same
+numbers: for CIFAR-100 Flower (its baseline of that paper), for FedAvg also FedML, which cites that
+of EMNIST too (benchmark/README.md). The other three of EMNIST are from memory of the paper.
 """
 
 import csv

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from fedda.files import write_whole
-from fedda.paper import experiments, verdicts
+from fedda.paper import experiments, tuning, verdicts
 from fedda.paper.cells import Cells
 from fedda.paper.tables import section
 
@@ -30,7 +30,8 @@ def readme(folder: Path, results: Cells) -> str:
     notes = folder / "NOTES.md"
     own = [notes.read_text(encoding="utf-8").strip()] if notes.exists() else []
     told = verdicts.section(results, verdicts.read_beside(folder))
-    return "\n\n".join([INTRO.strip(), told, *own, *made, _sources(results)]) + "\n"
+    parts = [INTRO.strip(), told, *own, *made, *tuning.section(folder), _sources(results)]
+    return "\n\n".join(parts) + "\n"
 
 
 def _sources(results: Cells) -> str:

@@ -146,7 +146,8 @@ def other_length(experiment: Experiment, rounds: int | None) -> str:
     published = any(entry.paper is not None for entry in experiment.entries)
     whose = "the paper's are" if published else "the experiment's are"
     theirs = " or ".join(f"{length:,}" for length in sorted(lengths))
-    return f"Ours are after {rounds:,} rounds, {whose} after {theirs}: do not compare them."
+    ours = "1 round" if rounds == 1 else f"{rounds:,} rounds"
+    return f"Ours are after {ours}, {whose} after {theirs}: do not compare them."
 
 
 def counted(

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
-from jax import random
 
 from fedda import algorithms, api, experiment, simulate, tasks, together, tree
 from fedda.config import Config
@@ -34,7 +33,7 @@ def words(config: Config) -> str:
 def pays_together(config: Config) -> bool:
     """Whether runs of this program are faster together, and need nothing that batches lack."""
     problem, setup, _ = experiment.prepare(config)
-    parameters = tree.size(jax.eval_shape(problem.model.init, random.key(0)))
+    parameters = tree.size(problem.model.shapes())
     return parameters <= SMALL and setup.host_rounds is None and problem.final is None
 
 

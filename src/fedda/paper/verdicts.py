@@ -80,7 +80,10 @@ RATIOS = "In FedDA+Adam the entries of m̂ / √v̂ stay near ±1."
 
 
 def _of_theory(name: str, claim: str, theory: Mapping[str, Any] | None) -> Verdict:
-    """What `fedda theory` found; a claim of several parts holds if all of them do."""
+    """What `fedda theory` found; a claim of several parts holds if all of them do.
+
+    Of a claim of one part, what was measured begins with the sentence to be told.
+    """
     parts = [part for part in (theory or {}).get("claims", []) if part["key"].split()[0] == name]
     if not parts:
         return Verdict(name, claim, OPEN, "Not measured yet.")
@@ -88,8 +91,10 @@ def _of_theory(name: str, claim: str, theory: Mapping[str, Any] | None) -> Verdi
     partly = any(part["verdict"] == IN_PART for part in parts)
     verdict = HOLDS if holding == len(parts) else IN_PART if holding or partly else FAILS
     if len(parts) == 1:
-        words = parts[0]["measured"]
-        return Verdict(name, claim, verdict, f"{words[0].upper()}{words[1:]}.")
+        told, _, numbers = (
+            f"{part[:1].upper()}{part[1:]}" for part in parts[0]["measured"].partition("; ")
+        )
+        return Verdict(name, claim, verdict, f"{told}.", f"{numbers}." if numbers else "")
     by_verdict: dict[str, list[str]] = {}
     for part in parts:
         by_verdict.setdefault(part["verdict"], []).append(f"“{part['claim']}”")

@@ -13,7 +13,18 @@ from typing import Any
 from fedda import page
 from fedda.errors import InputError
 from fedda.files import write_whole
-from fedda.paper import cells, experiments, judging, panels, provenance, rates, tables, verdicts
+from fedda.paper import (
+    cells,
+    experiments,
+    glance,
+    judging,
+    panels,
+    provenance,
+    rates,
+    tables,
+    tuning,
+    verdicts,
+)
 from fedda.paper.cells import Cells
 from fedda.paper.experiments import Experiment
 from fedda.paper.judging import Verdict
@@ -23,8 +34,10 @@ from fedda.paper.tables import Line
 from fedda.paper.verdicts import Beside
 
 TITLE = "The FedDA paper, run again"
+PAPER = "*Accelerated Federated Learning with Decoupled Adaptive Optimization*, ICML 2022"
 TRAINED = tables.ALWAYS_WHOLE  # the paper's figures 1 to 4, 7 and 8 are of these tables
 COMPARED = ("table2", "table2-tff21", "table3", "table4", "table4-tff21", "table5")
+LISTED = ("run", "paper", "ours", "seeds", "last", "not finite", "precision", "elsewhere")
 VARIED = {  # what their horizontal axis is
     "figure5": ("local iterations", lambda entry: entry.values["local_work"]),
     "figure5-scaled": ("local iterations", lambda entry: entry.values["local_work"]),
@@ -37,7 +50,11 @@ MARKS = {
     judging.FAILS: ("fails", "✗"),
     judging.OPEN: ("open", "?"),
 }
-GONE = "What leaves the plot is more than ten times as high as losses are at the beginning."
+CROPPED = (
+    "The vertical axis has what methods come to after a twentieth of their training, if they end "
+    "at least half as far from where they began as the best. The rest leaves the plot, and has no "
+    "band."
+)
 BANDS = "Means over seeds; a band spans them, from the lowest to the highest."
 
 
@@ -53,12 +70,13 @@ def write(folder: Path, directory: Path) -> list[Path]:
     path = directory / "results.html"
     made = _Page(results, directory)
     made.verdicts(beside)
-    made.notes(folder)
     made.compared()
+    made.notes(folder)
     made.curves()
     made.varied()
     made.rates()
     made.others()
+    made.tuning(folder)
     made.missing()
     made.provenance(beside.theory)
     write_whole(path, made.text())
@@ -70,6 +88,7 @@ class _Page:
 
     def __init__(self, results: Cells, directory: Path) -> None:
         self.results, self.directory = results, directory
+        self.short = ""  # the answer, as HTML
         self.sections: list[tuple[str, str, str]] = []  # name, heading, HTML
         self.files: list[Path] = []
         self.plots = 0
@@ -82,24 +101,21 @@ class _Page:
             f"<section id='{name}'><h2>{escape(heading)}</h2>\n{html}</section>\n"
             for name, heading, html in self.sections
         )
-        intro = f"{provenance.count(self.results.found, 'finished run')}."
-        return page.document(
-            TITLE,
-            f"<p>{intro}</p>\n<nav>{links}</nav>\n{body}",
-            _CSS,
-        )
+        return page.document(TITLE, f"{self.short}<nav>{links}</nav>\n{body}", _CSS)
 
     # ------------------------------------------------------------------------------------ sections
 
     def verdicts(self, beside: Beside) -> None:
         found = verdicts.verdicts(self.results, beside)
         count = Counter(each.verdict for each in found)
-        words = ", ".join(f"{name} {count[name]}" for name in MARKS if count[name])
+        marks = " ".join(_mark(name, f": {count[name]}") for name in MARKS if count[name])
+        runs = provenance.count(self.results.found, "finished run")
+        self.short = f"<p>{_prose(PAPER)}: {len(found)} claims, {runs}.</p>\n<p>{marks}</p>\n"
+        self.short += glance.html(self.results.found)
         listed = "".join(map(_verdict, found))
         self._add(
             "verdicts",
             "What becomes of the paper's claims",
-            f"<p>{len(found)} claims: {escape(words)}.</p>\n"
             f"<p class='small'>{_prose(verdicts.MEANING)}</p>\n"
             f"<ul class='verdicts'>{listed}</ul>\n",
         )
@@ -126,7 +142,7 @@ class _Page:
         for name in TRAINED:
             task = experiments.experiments()[name].tasks[0]
             drawn = "".join(
-                self._row(row, GONE if any(one.top is not None for one in row.panels) else "")
+                self._row(row, CROPPED if any(one.shown for one in row.panels) else "")
                 for row in panels.training(name, self.results.found)
             )
             if drawn:
@@ -170,6 +186,11 @@ class _Page:
         made = self._tables(each for each in every if each.name not in shown)
         if made:
             self._add("others", "Beyond the paper", made)
+
+    def tuning(self, folder: Path) -> None:
+        if rows := tuning.table(folder):
+            told = f"<p class='small'>{_prose(tuning.MEANING)}</p>\n"
+            self._add("tuning", tuning.HEADING, told + page.table(rows, "tuning-losses"))
 
     def missing(self) -> None:
         """How much there is of each experiment that is not complete."""
@@ -225,27 +246,27 @@ def _listing(lines: Sequence[Line]) -> list[list[str]]:
     ours = header.index("ours")
     for row, line in zip(body, lines, strict=True):
         row[ours] = row[ours] if line.seeds else "not run"
-    shown = [
-        [*row, last]
-        for row, last in zip(
-            (header, *body), ("settings", *(line.settings for line in lines)), strict=True
-        )
+    order = [header.index(name) for name in LISTED if name in header]
+    settings = ("settings", *(line.settings for line in lines))
+    return [
+        [*(row[at] for at in order), own]
+        for row, own in zip((header, *body), settings, strict=True)
     ]
-    if "elsewhere" in header:
-        at = header.index("elsewhere")
-        for row in shown:
-            row.insert(-1, row.pop(at))
-    return shown
 
 
 def _verdict(each: Verdict) -> str:
-    kind, mark = MARKS[each.verdict]
-    label = f"<span class='verdict {kind}'>{mark} {escape(each.verdict)}</span>"
-    numbers = f"<p class='small'>{_prose(each.measured)}</p>" if each.measured else ""
+    numbers = f"<p class='small'>{_prose(each.measured)}</p>"
+    folded = f"<details><summary>The numbers</summary>{numbers}</details>" if each.measured else ""
     return (
-        f"<li id='{each.name}'><h3>{each.name} {label}<br>{_prose(each.claim)}</h3>"
-        f"<p>{_prose(each.told)}</p>{numbers}</li>\n"
+        f"<li id='{each.name}'><h3>{each.name} {_mark(each.verdict)}<br>{_prose(each.claim)}</h3>"
+        f"<p>{_prose(each.told)}</p>{folded}</li>\n"
     )
+
+
+def _mark(verdict: str, more: str = "") -> str:
+    """A verdict in its colour, with a sign for who sees none."""
+    kind, sign = MARKS[verdict]
+    return f"<span class='verdict {kind}'>{sign} {escape(verdict)}{more}</span>"
 
 
 def _prose(text: str) -> str:
@@ -266,9 +287,15 @@ h2 { margin-top: 3rem; padding-top: 1rem; border-top: 1px solid var(--line); fon
 h3 { margin: 2rem 0 .25rem; font-size: 1.05rem; }
 a { color: inherit; }
 nav { display: flex; flex-wrap: wrap; gap: .25rem 1rem; font-size: .9rem; }
+@media (max-width: 40rem) { nav { flex-wrap: nowrap; overflow-x: auto; white-space: nowrap; } }
 .verdicts { list-style: none; margin: 0; padding: 0; max-width: 50rem; }
 .verdicts li { padding: .75rem 0; border-bottom: 1px solid var(--line); }
 .verdicts :is(h3, p) { margin: 0 0 .25rem; }
+.verdicts details { border: 0; }
+.verdicts summary { padding: 0; color: var(--quiet); font-size: .9rem; }
+#glance :is(th, td) { padding: .15rem .4rem; }
+#glance :is(th, td):first-child { min-width: 0; padding-left: 0; white-space: nowrap; }
+#glance :is(th, td):nth-child(4) { text-align: left; }
 .verdict {
   white-space: nowrap; font-size: .8rem; padding: .1rem .5rem; border-radius: .25rem;
   color: var(--page);
