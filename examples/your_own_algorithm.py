@@ -27,7 +27,7 @@ def init(hp: Hyper, params: Any) -> State:
 
 
 def memory(hp: Hyper, params: Any) -> tuple[()]:
-    """What a client keeps between rounds: nothing."""
+    """What a client keeps between rounds, before its first: here nothing."""
     return ()
 
 
@@ -36,7 +36,10 @@ def send(hp: Hyper, state: State) -> Any:
 
 
 def work(hp: Hyper, task: Any, start: Any, memory: Any, shard: Any, key: Any) -> Any:
-    """The work of one client, and what it uploads."""
+    """The work of one client: what it uploads, what it keeps, and the loss it saw.
+
+    It has `shard.count` examples, and the federation `shard.num_clients` clients.
+    """
 
     def step(w: Any, batch: Any) -> Any:
         gradient, seen = task.gradient(w, batch)

@@ -8,12 +8,13 @@ from functools import lru_cache, partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import random
 
 import fedda
 from fedda.cohort import draw_cohort
 from fedda.data.shards import from_clients
-from fedda.losses import cross_entropy
+from fedda.losses import cross_entropy, squared_error
 from fedda.task import Plan, Task
 
 SIZES = (13, 1, 0, 6, 9, 4, 2)  # many, one and no examples; two epochs of most end in a short batch
@@ -60,6 +61,44 @@ network = fedda.Model(
     lambda key: jax.tree.map(jnp.asarray, _layers),
     lambda p, x: jnp.tanh(x @ p["A"] + p["a"][None]) @ p["B"] + p["b"][None],
 )
+
+
+def centralised(optimiser, rounds):
+    """The parameters of `network` on all clients' data in one place, after every step."""
+    x, y = (jnp.asarray(np.concatenate(part)) for part in zip(*FITTED, strict=True))
+
+    def loss(params):
+        return jnp.mean(squared_error(network.apply(params, x), y))
+
+    @jax.jit
+    def step(params, state):
+        updates, state = optimiser.update(jax.grad(loss)(params), state, params)
+        return optax.apply_updates(params, updates), state
+
+    with jax.numpy_dtype_promotion("standard"):  # Optax mixes integers and floats
+        params = network.init(jax.random.key(0))
+        state = optimiser.init(params)
+        found = [params]
+        for _ in range(rounds):
+            params, state = step(params, state)
+            found.append(params)
+    return found
+
+
+def optax_adagrad(rate, eps):
+    """The step -rate g / (sqrt(V) + eps), with the V of Optax, whose own eps is inside the root.
+
+    Without any eps Optax gives g / sqrt(V); divided by 1 + eps / sqrt(V), that is the above.
+    """
+    plain = optax.scale_by_rss(initial_accumulator_value=0.0, eps=0.0)
+
+    def update(gradient, state, params=None):
+        step, state = plain.update(gradient, state)
+        damped = jax.tree.map(lambda u, v: -rate * u / (1 + eps / jnp.sqrt(v)), step, state[0])
+        return damped, state
+
+    return optax.GradientTransformation(plain.init, update)
+
 
 # A loss that is linear in the parameters: where every x is SLOPE, so is every gradient.
 SLOPE = np.array([0.5, -2.0, 0.03])

@@ -2,7 +2,7 @@
 
 import functools
 from collections import namedtuple
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -26,6 +26,10 @@ def named(name):
     return metric
 
 
+def wrong_class(outputs, y):
+    return (jnp.argmax(outputs, -1) != y).astype("int32")
+
+
 def run(algorithm="fedavg", clients=CLIENTS, loss=cross_entropy, **settings):
     return fedda.run(algorithm, MODEL, clients, loss, **({"cohort": 1, "rounds": 1} | settings))
 
@@ -35,6 +39,11 @@ def run(algorithm="fedavg", clients=CLIENTS, loss=cross_entropy, **settings):
     [
         ({"loss": squared_error}, r"squared_error needs .* one shape, got \(2,\) and \(\)"),
         ({"loss": lambda outputs, y: outputs.mean()}, "must give one number an example"),
+        ({"loss": lambda outputs, y: outputs.mean(0)}, r"must give one number .* got shape \(2,\)"),
+        ({"loss": lambda outputs, y: None}, "must give one number an example, .* got NoneType"),
+        ({"loss": lambda outputs, y: (outputs[:, 0], y)}, "one number an example, .* got tuple"),
+        ({"loss": wrong_class}, "wrong_class must give floating-point numbers, got int32"),
+        ({"loss": lambda outputs, y: outputs[:, 0] > 0}, "floating-point numbers, got bool"),
         ({"test": (X, Y[:2])}, "the test set has 4 rows in x but 2 in y"),
         ({"test": (X[:0], Y[:0])}, "the test set must hold at least one example"),
         ({"test": X}, r"the test set must be a pair \(x, y\) of arrays, got ndarray"),
@@ -42,6 +51,7 @@ def run(algorithm="fedavg", clients=CLIENTS, loss=cross_entropy, **settings):
         ({"test": (X * np.nan, Y)}, "x of the test set has a non-finite value in row 0"),
         ({"test": (X, Y + 2)}, "y of the test set has label 2 in row 0"),
         ({"algorithm": None}, "unknown algorithm None"),
+        ({"algorithm": "FedDA"}, "mean fedda-adagrad or fedda-adam or fedda-sgdm"),
         ({"algorithm": "fedda-adam", "units": 3}, "unknown value of units of fedda-adam 3"),
         ({"reduction": 3}, "unknown value of reduction 3"),
         ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
@@ -63,7 +73,9 @@ def run(algorithm="fedavg", clients=CLIENTS, loss=cross_entropy, **settings):
         ({"clients": {"a": (X, Y)}}, "clients must be a list of pairs .* got dict"),
         ({"clients": [(X * np.inf, Y)]}, "x of client 0 has a non-finite value in row 0"),
         ({"clients": [(X.astype(np.float64) * 1e300, Y)]}, "x of client 0 has a non-finite value"),
-        ({"clients": [(np.array([["a"]]), Y[:1])]}, "x of client 0 is ragged or not numeric"),
+        ({"clients": [(np.array([["a"]]), Y[:1])]}, "x of client 0 is text; expected numbers"),
+        ({"clients": [(X, ["a", "b", "a", "b"])]}, r"y of client 0 is text.* np\.searchsorted\("),
+        ({"clients": [(X, np.array(list("abab"), object))]}, "y of client 0 is text"),
         ({"clients": [(X, Y.astype(float))]}, "y of the clients must hold one whole number"),
         ({"clients": [(X[:, :2], Y)]}, "the model cannot be applied to .* shape"),
     ],
@@ -77,11 +89,20 @@ def test_refused(mistake, message):
     "unusual",
     [
         {"client_lr": np.float32(0.1), "cohort": np.int64(2)},
+        {"client_lr": jnp.float32(0.1), "server_lr": np.array(1.0)},
+        {"metrics": [wrong_class], "test": (X, Y)},
         {"clients": (pair for pair in CLIENTS)},
         {"clients": [*CLIENTS, ([], [])]},
         {"clients": [*CLIENTS, (X[:0], np.zeros(0))]},
     ],
-    ids=["numpy scalars", "a generator", "an empty list", "an empty client of another dtype"],
+    ids=[
+        "numpy scalars",
+        "arrays of one number",
+        "a whole number as a metric",
+        "a generator",
+        "an empty list",
+        "an empty client of another dtype",
+    ],
 )
 def test_accepted(unusual):
     assert run(**unusual).history[-1]["round"] == 1
@@ -98,7 +119,7 @@ def test_accepted(unusual):
         ),
         (
             fedda.Model(MODEL.init, lambda params, x: params["v"]),
-            "the model cannot be applied to a batch of examples of shape",
+            "the model cannot be applied to a batch of 1009 examples of shape",
         ),
     ],
     ids=["a tuple", "no parameters", "float16", "a KeyError"],
@@ -124,12 +145,27 @@ class Unbounded(NamedTuple):
     client_lr: float = 0.1
 
 
+class Visited(NamedTuple):
+    params: Any
+    visits: Any
+
+
 class NoDefault(NamedTuple):
     client_lr: Positive
 
 
 def two_values(hp, task, message, memory, shard, key):
     return PHASE.work(hp, task, message, memory, shard, key)[:2]
+
+
+def keeps_a_sum(hp, task, message, memory, shard, key):
+    upload, memory, seen = PHASE.work(hp, task, message, memory, shard, key)
+    return upload, {"w": memory["w"].sum()}, seen
+
+
+def keeps_a_half(hp, task, message, memory, shard, key):
+    upload, memory, seen = PHASE.work(hp, task, message, memory, shard, key)
+    return upload, memory + 0.5, seen
 
 
 def no_seen(hp, task, message, memory, shard, key):
@@ -154,11 +190,44 @@ def no_seen(hp, task, message, memory, shard, key):
         ({"init": lambda hp, params: params}, "must give a state with a field params, got dict"),
         ({"phases": (PHASE._replace(work=two_values),)}, "work of phase 0 gave 2 values"),
         ({"phases": (PHASE, PHASE._replace(work=no_seen))}, "work of phase 1 gave 3 values"),
+        (
+            {"memory": lambda hp, params: params, "phases": (PHASE._replace(work=keeps_a_sum),)},
+            r"work of phase 0 must give a memory .* memory\['w'\] is float32\[3, 2\], here .*\[\]",
+        ),
+        (
+            {"memory": lambda hp, params: 0, "phases": (PHASE._replace(work=keeps_a_half),)},
+            r"work of phase 0 must give a memory .* memory is int32\[\], here float32\[\]",
+        ),
+        (
+            {"phases": (PHASE._replace(merge=lambda hp, state, total: total),)},
+            r"the last merge must give a state .* state\.params\['w'\] .* here absent",
+        ),
+        (
+            {"init": lambda hp, params: [*AVERAGE.init(hp, params)]},
+            "init of an Algorithm must give a state with a field params, got list",
+        ),
     ],
 )
 def test_records_refused(wrong, message):
     with pytest.raises(InputError, match=message):
         run(AVERAGE._replace(**wrong))
+
+
+def test_a_memory_may_begin_as_a_number():
+    def counts(hp, task, message, memory, shard, key):
+        upload, _, seen = PHASE.work(hp, task, message, memory, shard, key)
+        return upload._replace(sum=(upload.sum, shard.count * memory)), memory + 1, seen
+
+    def merge(hp, state, total):
+        model, visits = total.sum
+        return Visited(PHASE.merge(hp, state, total._replace(sum=model)).params, visits)
+
+    record = AVERAGE._replace(
+        init=lambda hp, params: Visited(params, 0),
+        memory=lambda hp, params: 0,
+        phases=(PHASE._replace(work=counts, merge=merge),),
+    )
+    assert run(record, cohort=3, rounds=5).state.visits == 3 * len(X) * 4  # before the fifth
 
 
 def test_a_loss_that_is_not_finite_is_counted():
@@ -168,9 +237,36 @@ def test_a_loss_that_is_not_finite_is_counted():
     assert result.history[-1]["skipped_rounds"] == 1
 
 
-def test_grid_values_must_be_lists():
-    with pytest.raises(InputError, match=r"client_lr must be a list of values to try, got 0\.1"):
-        fedda.run_grid("fedavg", MODEL, CLIENTS, cross_entropy, grid={"client_lr": 0.1})
+def grid(values, **settings):
+    return fedda.run_grid(
+        "fedavg", MODEL, CLIENTS, cross_entropy, grid=values, cohort=1, rounds=1, **settings
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"client_lr": 0.1}, r"client_lr must be a list of values to try, got 0\.1"),
+        ({"client_lr": [], "server_lr": [1, 2]}, r"client_lr must be a list .* got \[\]"),
+        ([("client_lr", [0.1, 1])], r"grid must be a dictionary, as in .*, got \[\("),
+    ],
+)
+def test_what_is_no_grid(values, message):
+    with pytest.raises(InputError, match=message):
+        grid(values)
+    with pytest.raises(InputError, match=r"seeds must be a list of values to try, got range"):
+        grid({"client_lr": [0.1, 1]}, seeds=range(0))
+
+
+def test_a_grid_may_be_of_arrays_and_its_points_are_of_numbers():
+    found = grid({"client_lr": jnp.array([0.5, 1])}, seeds=np.arange(2))
+    assert [(point.hyper, point.seed) for point in found] == [
+        ({"client_lr": lr}, seed) for lr in (0.5, 1.0) for seed in (0, 1)
+    ]
+    assert {type(value) for point in found for value in (*point.hyper.values(), point.seed)} == {
+        float,
+        int,
+    }
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Configurations: where values come from, and what is refused."""
 
+import os
 import tomllib
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from fedda import algorithms, config
 from fedda.errors import InputError, writing
+from fedda.files import write_whole
 
 
 def test_files_and_words_override_presets_which_override_defaults():
@@ -135,3 +137,14 @@ def test_what_cannot_be_written_is_told_with_the_option_that_named_it(tmp_path: 
         with pytest.raises(type(error)) as raised, writing("--out"):
             raise error  # a file that may be one to read, or no file at all
         assert raised.value is error
+
+
+def test_a_full_disk_is_told_with_the_folder_and_not_with_a_temporary_file(tmp_path, monkeypatch):
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    told = rf"^cannot write to {tmp_path} \(No space left on device\)\. Give another --out\.$"
+    with pytest.raises(InputError, match=told), writing("--out"):
+        write_whole(tmp_path / "bench.json", "{}")
+    assert list(tmp_path.iterdir()) == []

@@ -217,6 +217,7 @@ def test_data_show_says_how_the_clients_came_about(fedda, tmp_path):
     code, out, _ = fedda("data", "show", "cifar100", "--clients", "60")
     assert code == 0
     assert re.search("cifar100, pachinko:0.1", out)
+    assert "Drawn in cifar100-pachinko-0.1.png" in out
     assert "cap=" not in out
 
 
@@ -278,7 +279,7 @@ def on_a_terminal(words: list[str], tmp_path: Path, until: bytes) -> tuple[int, 
         env=os.environ | {"TERM": "xterm", "COLUMNS": "100"},
     )
     os.close(worker)
-    shown, deadline, interrupted = b"", time.monotonic() + 60, False
+    shown, deadline, interrupted = b"", time.monotonic() + 300, False
     while time.monotonic() < deadline:
         try:
             shown += os.read(main, 4096)
@@ -289,13 +290,13 @@ def on_a_terminal(words: list[str], tmp_path: Path, until: bytes) -> tuple[int, 
             interrupted = True
     os.close(main)
     text = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", shown).decode()
-    return process.wait(10), text
+    return process.wait(60), text
 
 
 def test_on_a_terminal_there_is_a_bar_and_ctrl_c_can_be_followed_up(fedda, server, tmp_path, root):  # noqa: F811
     """The server does not have the real file, so that in the end the checksum is wrong."""
     words = ["fetch", "emnist", "--mirror", mirror(server)]
-    server.slow = 0.1  # 3 s in all
+    server.slow = 0.3  # 9 s in all
     code, text = on_a_terminal(words, tmp_path, until=b"B/s")
     assert code == 130
     told = r"fed_emnist.tar.bz2 .* [0-9.]+ kB of 300.0 kB, [0-9.]+ [kM]?B/s"

@@ -24,11 +24,13 @@ from problems import (
     SIZES,
     SLOPE,
     W0,
+    centralised,
     drawn,
     height,
     matrix,
     mean_gradient,
     network,
+    optax_adagrad,
     slope,
     softmax,
 )
@@ -75,21 +77,6 @@ def close(one, other):
 # ---- F1 and A.7-1: T = 1, full batches, all clients: the centralised optimiser on the pooled data
 
 
-def adagrad(rate, eps):
-    """The step -rate g / (sqrt(V) + eps), with the V of Optax, whose own eps is inside the root.
-
-    Without any eps Optax gives g / sqrt(V); divided by 1 + eps / sqrt(V), that is the above.
-    """
-    plain = optax.scale_by_rss(initial_accumulator_value=0.0, eps=0.0)
-
-    def update(gradient, state, params=None):
-        step, state = plain.update(gradient, state)
-        damped = jax.tree.map(lambda u, v: -rate * u / (1 + eps / jnp.sqrt(v)), step, state[0])
-        return damped, state
-
-    return optax.GradientTransformation(plain.init, update)
-
-
 DELTA = {"units": "delta", "gradient": "sum"}  # where T = 1, `sum` and `steps` change nothing
 TINY = 1e-200  # an eps that is lost in rounding
 CENTRALISED = {
@@ -101,36 +88,14 @@ CENTRALISED = {
         ADAM | DELTA | {"bias": "steps", "server_lr": 0.05},
         optax.adam(0.05, BETA1, BETA2, EPS / ETA),
     ),
-    "adagrad": ("fedda-adagrad", ADAGRAD, adagrad(ALPHA * ETA, EPS)),
-    "adagrad, delta units": ("fedda-adagrad", ADAGRAD | DELTA, adagrad(ALPHA, EPS / ETA)),
+    "adagrad": ("fedda-adagrad", ADAGRAD, optax_adagrad(ALPHA * ETA, EPS)),
+    "adagrad, delta units": ("fedda-adagrad", ADAGRAD | DELTA, optax_adagrad(ALPHA, EPS / ETA)),
     "adagrad, no eps": (
         "fedda-adagrad",
         ADAGRAD | {"eps": TINY},
         optax.adagrad(ALPHA * ETA, initial_accumulator_value=0.0, eps=0.0),
     ),
 }
-
-
-def centralised(optimiser, rounds):
-    """The parameters of `network` on all clients' data in one place, after every step."""
-    x, y = (jnp.asarray(np.concatenate(part)) for part in zip(*FITTED, strict=True))
-
-    def loss(params):
-        return jnp.mean(squared_error(network.apply(params, x), y))
-
-    @jax.jit
-    def step(params, state):
-        updates, state = optimiser.update(jax.grad(loss)(params), state, params)
-        return optax.apply_updates(params, updates), state
-
-    with jax.numpy_dtype_promotion("standard"):  # Optax mixes integers and floats
-        params = network.init(jax.random.key(0))
-        state = optimiser.init(params)
-        found = [params]
-        for _ in range(rounds):
-            params, state = step(params, state)
-            found.append(params)
-    return found
 
 
 @pytest.mark.parametrize("case", CENTRALISED)

@@ -23,6 +23,7 @@ from fedda.errors import InputError
 from fedda.losses import cross_entropy
 from fedda.task import Plan, Task
 from problems import BATCH, CLASSIFIED, SIZES, W0, losses_of, matrix, mean_gradient, softmax
+from quadratics import Quadratics, five_clients
 
 pytestmark = pytest.mark.usefixtures("x64")
 PROVES = ("fedlin",)
@@ -243,95 +244,46 @@ def test_one_step_is_gradient_descent_on_the_cohort(settings):
 
 
 # ------------------------------------------------------------------------ fixed points
-#
-# Client i has f_i = (x - b_i)' H_i (x - b_i) / 2, as examples of which each is b_i and H_i: every
-# mini-batch has the full gradient.
-
-
-def height(away, H):
-    return jnp.einsum("ni,nij,nj->n", away, H, away) / 2
-
-
-class Problem:
-    """Some quadratics; `copies` of a client's one example weigh it, and change nothing else."""
-
-    def __init__(self, H, b, copies=None):
-        self.H, self.b = np.asarray(H, float), np.asarray(b, float)
-        self.copies = np.ones(len(b), int) if copies is None else np.asarray(copies)
-        start = np.zeros(self.b.shape[1])
-        self.model = fedda.Model(lambda key: jnp.asarray(start), lambda point, b: point[None] - b)
-        pairs = zip(self.b, self.H, self.copies, strict=True)
-        self.clients = [(np.stack([b] * n), np.stack([H] * n)) for b, H, n in pairs]
-
-    def gradient(self, i, x):
-        return self.H[i] @ (x - self.b[i])
-
-    def optimum(self):
-        """Of the pooled examples."""
-        A = np.einsum("n,nij->ij", self.copies, self.H)
-        return np.linalg.solve(A, np.einsum("n,nij,nj->i", self.copies, self.H, self.b))
-
-    def where_fedavg_rests(self, rate, steps):
-        """K steps take x to b_i + (1 - rate H_i)^K (x - b_i): the weighted mean must be x."""
-        one = np.eye(self.b.shape[1])
-        D = [one - np.linalg.matrix_power(one - rate * H, steps) for H in self.H]
-        A = np.einsum("n,nij->ij", self.copies, D)
-        return np.linalg.solve(A, np.einsum("n,nij,nj->i", self.copies, D, self.b))
-
-    def rounds(self, number, steps=5):
-        visits = [
-            (i, n, [partial(self.gradient, i)] * steps, partial(self.gradient, i))
-            for i, n in enumerate(self.copies)
-        ]
-        return [visits] * number
-
-    def train(self, rounds, **settings):
-        settings = {"cohort": len(self.b), "local_work": 5, "client_lr": LR, "batch": 1} | settings
-        return train(self.model, self.clients, height, rounds=rounds, **settings)
-
-
-def random_clients():
-    rng = np.random.default_rng(5)
-    A = rng.normal(size=(5, 3, 3))
-    return A @ A.transpose(0, 2, 1) / 3 + 0.3 * np.eye(3), 2 * rng.normal(size=(5, 3))
 
 
 LR = 0.05
-PAIR = Problem([[[1.0]], [[4.0]]], [[-1.0], [3.0]])
-FIVE = Problem(*random_clients())
-LOPSIDED = Problem(*random_clients(), copies=(3, 1, 2, 1, 1))
+PAIR = Quadratics([[[1.0]], [[4.0]]], [[-1.0], [3.0]])
+FIVE = Quadratics(*five_clients())
+LOPSIDED = Quadratics(*five_clients(), copies=(3, 1, 2, 1, 1))
 MANY = 300  # rounds: the slowest direction shrinks by about 1 - 0.05 * 5 * 0.8, so by 1e-29
 
 
 @pytest.mark.parametrize("problem", [PAIR, FIVE, LOPSIDED], ids=["two", "five", "weighted"])
 def test_it_finds_the_optimum_where_fedavg_does_not(problem):
     """Also that of the pooled examples, where clients have unequal numbers of them."""
-    assert apart(problem.train(MANY).state.params, problem.optimum()) < 1e-12
+    optimum = problem.optimum(problem.copies)
+    assert apart(problem.train("fedlin", MANY).state.params, optimum) < 1e-12
     rest = problem.where_fedavg_rests(LR, 5)
-    assert apart(problem.train(MANY, name="fedavg").state.params, rest) < 1e-12
-    assert apart(rest, problem.optimum()) > 0.03
+    assert apart(problem.train("fedavg", MANY).state.params, rest) < 1e-12
+    assert apart(rest, optimum) > 0.03
     if problem is PAIR:
-        assert problem.optimum() == pytest.approx(2.2)
+        assert optimum == pytest.approx(2.2)
         assert rest == pytest.approx(1.99295, abs=5e-6)
 
 
 @pytest.mark.parametrize("rate", ["step", "total"])
 def test_unequal_numbers_of_steps_do_not_move_the_optimum(rate):
     """An epoch of LOPSIDED is three steps for one client and one for another."""
-    run = LOPSIDED.train(MANY, local_unit="epochs", local_work=2, rate=rate, client_lr=4 * LR)
-    assert apart(run.state.params, LOPSIDED.optimum()) < 1e-12
+    two_epochs = {"local_unit": "epochs", "local_work": 2}
+    run = LOPSIDED.train("fedlin", MANY, rate=rate, client_lr=4 * LR, **two_epochs)
+    assert apart(run.state.params, LOPSIDED.optimum(LOPSIDED.copies)) < 1e-12
 
 
 def test_the_total_rate_is_that_of_all_steps():
     """Where all take 5 steps, client_lr of `total` is 5 times that of `step`."""
-    step, total = FIVE.train(8), FIVE.train(8, rate="total", client_lr=5 * LR)
+    step, total = FIVE.train("fedlin", 8), FIVE.train("fedlin", 8, rate="total", client_lr=5 * LR)
     assert apart(step.state.params, total.state.params) < 1e-13
     assert apart(step.state.params, FIVE.optimum()) > 1e-2  # it is still on its way
 
 
 def test_a_cohort_of_one_is_fedavg():
     """The cohort's gradient is then the client's own, and the correction is 0."""
-    one, other = (FIVE.train(6, name=name, cohort=1).state.params for name in ("fedlin", "fedavg"))
+    one, other = (FIVE.train(name, 6, cohort=1).state.params for name in ("fedlin", "fedavg"))
     assert apart(one, other) < 1e-14
 
 
@@ -361,9 +313,9 @@ def test_nothing_is_dropped_at_one_even_of_models_too_large_for_float32():
 
 @pytest.mark.parametrize("topk", ["server", "client"])
 def test_delta_one_is_the_plain_method_and_any_other_is_not(topk):
-    plain = FIVE.train(8).state.params
+    plain = FIVE.train("fedlin", 8).state.params
     for delta in (1.0, 1.5, 3.0):
-        run = FIVE.train(8, **{f"{topk}_topk": "on", f"{topk}_delta": delta})
+        run = FIVE.train("fedlin", 8, **{f"{topk}_topk": "on", f"{topk}_delta": delta})
         unsent = run.state.unsent if topk == "server" else run.memory
         if delta == 1:
             np.testing.assert_array_equal(run.state.params, plain)
@@ -386,7 +338,7 @@ def test_delta_is_refused_where_it_would_do_nothing(topk):
 
 def test_with_a_sparse_server_it_finds_the_optimum():
     """One entry of three goes down, the others wait: at the optimum there is nothing to send."""
-    run = FIVE.train(MANY, server_topk="on", server_delta=3.0)
+    run = FIVE.train("fedlin", MANY, server_topk="on", server_delta=3.0)
     assert np.count_nonzero(run.state.gradient) <= 1
     assert apart(run.state.params, FIVE.optimum()) < 1e-12
     assert apart(run.state.unsent, 0) < 1e-12
@@ -405,7 +357,7 @@ def test_with_sparse_clients_it_circles_around_the_optimum():
     radius = {}
     for lr in (LR, LR / 10):
         *_, points = fedlin(FIVE.rounds(LONG), np.zeros(3), client_lr=lr, client_delta=3.0)
-        run = FIVE.train(LONG, client_lr=lr, **settings)
+        run = FIVE.train("fedlin", LONG, client_lr=lr, **settings)
         assert apart(run.state.params, points[-1]) < 1e-9  # which entry is largest may be close
         late = np.array(points[LONG // 2 :])
         radius[lr] = np.abs(late - FIVE.optimum()).max()

@@ -25,6 +25,7 @@ from problems import (
     losses_of,
     matrix,
     mean_gradient,
+    optax_adagrad,
     slope,
     softmax,
 )
@@ -178,18 +179,6 @@ def test_the_mistakes_would_be_noticed(name, mistake):
 
 
 # ---- the client's optimiser, against Optax
-
-
-def optax_adagrad(rate, eps):
-    """The step -rate g / (sqrt(v) + eps), v out of Optax, whose own eps is inside the root."""
-    plain = optax.scale_by_rss(initial_accumulator_value=0.0, eps=0.0)
-
-    def update(gradient, state, params=None):
-        step, state = plain.update(gradient, state)
-        damped = jax.tree.map(lambda u, v: -rate * u / (1 + eps / jnp.sqrt(v)), step, state[0])
-        return damped, state
-
-    return optax.GradientTransformation(plain.init, update)
 
 
 OPTAX = {

@@ -10,9 +10,9 @@ import optax
 import pytest
 
 import fedda
-from fedda import api, simulate
 from fedda.losses import cross_entropy
-from problems import BATCH, CLASSIFIED, SIZES, W0, drawn, height, matrix, mean_gradient, softmax
+from problems import BATCH, CLASSIFIED, SIZES, W0, drawn, matrix, mean_gradient, softmax
+from quadratics import Quadratics, six_clients, two_kinds_of_clients
 
 pytestmark = pytest.mark.usefixtures("x64")
 PROVES = ("fedopt-sgdm", "fedopt-adam", "fedopt-adagrad", "fedopt-yogi")
@@ -32,13 +32,6 @@ HYPER["fedopt-yogi"] = HYPER["fedopt-adam"]
 every_server = pytest.mark.parametrize(
     ("name", "form"), [(name, form) for name in NAMES for form in FORMS]
 )
-
-
-def states(name, model, clients, loss, seed=7, **settings):
-    """The server's state at every evaluation."""
-    setup, hyper = api.prepare(name, model, clients, loss, **settings)
-    trained = simulate.train(setup, api.traced(hyper, model), [seed])
-    return [jax.tree.map(np.array, each.run.state) for each in trained]
 
 
 # ---- the NumPy references: one server step each, (W, m, v, D, r) -> (W, m, v)
@@ -266,43 +259,16 @@ def test_without_momentum_fedda_with_adam_is_fedadam_where_no_bias_is_left(form)
     np.testing.assert_allclose(matrix(got.params), matrix(expected.params), **TOLERANCE)
 
 
-# ---- quadratics: f_i(x) = (x - b_i)' H_i (x - b_i) / 2, one example a client
+# ---- quadratics
 
 
 X0 = np.array([1.5, -2.0, 0.5])
 
 
-def heights(w, x):
-    """The examples x hold H_i row by row, then b_i."""
-    gap = w[None] - x[:, 9:]
-    return 0.5 * jnp.einsum("ni,nij,nj->n", gap, x[:, :9].reshape(-1, 3, 3), gap)
-
-
-quadratic = fedda.Model(lambda key: jnp.asarray(X0), heights)
-
-
-def random_clients():
-    rng = np.random.default_rng(3)
-    roots = rng.normal(size=(6, 3, 3))
-    return np.array([a @ a.T / 3 + 0.2 * np.eye(3) for a in roots]), rng.normal(size=(6, 3))
-
-
-def two_kinds_of_clients():
-    """Three each of a = 1, b = -1 and of a = 4, b = 3, the same in all three dimensions."""
-    a, b = np.array([1.0, 4.0] * 3), np.array([-1.0, 3.0] * 3)
-    return a[:, None, None] * np.eye(3), b[:, None] * np.ones(3)
-
-
-def on_quadratics(name, problem, rounds, local_work, eval_every, **settings):
-    hessians, centres = problem
-    clients = [
-        (np.concatenate([H.ravel(), b])[None], np.zeros(1))
-        for H, b in zip(hessians, centres, strict=True)
-    ]
-    return states(
-        name, quadratic, clients, height, rounds=rounds, cohort=len(clients), batch=1,
-        local_work=local_work, eval_every=eval_every, **settings,
-    )  # fmt: skip
+def on_quadratics(name, problem, rounds, **settings):
+    """The server's state at every evaluation."""
+    trained = Quadratics(*problem, start=X0).evaluations(name, rounds, **settings)
+    return [jax.tree.map(np.array, each.run.state) for each in trained]
 
 
 def from_moments(scale_by, form, alpha, b1, b2, tau):
@@ -370,8 +336,10 @@ OPTAX = {
 @every_server
 def test_one_full_batch_step_of_all_clients_is_the_centralised_optimiser(name, form):
     """On eta times the gradient, for that is what the clients' changes are."""
-    hessians, centres = random_clients()
-    found = on_quadratics(name, (hessians, centres), 30, 1, 1, form=form, **HYPER[name])
+    hessians, centres = six_clients()
+    found = on_quadratics(
+        name, (hessians, centres), 30, local_work=1, eval_every=1, form=form, **HYPER[name]
+    )
     with jax.numpy_dtype_promotion("standard"):  # Optax mixes integers and floats
         step, x, expected = OPTAX[name](form), X0, [X0]
         for _ in range(30):
@@ -393,7 +361,7 @@ def test_the_first_step_tells_the_exponent():
     share = {}
     for form in FORMS:
         before, after = on_quadratics(
-            "fedopt-adam", random_clients(), 30, 1, 1, form=form, **numbers
+            "fedopt-adam", six_clients(), 30, local_work=1, eval_every=1, form=form, **numbers
         )[:2]
         share[form] = np.abs(after.params - before.params) / ALPHA
     np.testing.assert_allclose(share["paper"], 1.0, rtol=1e-12)
@@ -409,13 +377,14 @@ def fixed_point(hessians, centres, T):
 
 
 def end_of(name, problem, local_work):
-    return on_quadratics(name, problem, 4000, local_work, 4000, **HYPER[name])[-1].params
+    settings = {"local_work": local_work, "eval_every": 4000} | HYPER[name]
+    return on_quadratics(name, problem, 4000, **settings)[-1].params
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_server_changes_the_way_and_not_the_fixed_point(name):
     """Three local steps end where FedAvg's do, which is not the optimum."""
-    for problem in (two_kinds_of_clients(), random_clients()):
+    for problem in (two_kinds_of_clients(), six_clients()):
         end = fixed_point(*problem, T=3)
         assert np.abs(end - fixed_point(*problem, T=1)).max() > 0.1
         np.testing.assert_allclose(end_of(name, problem, 3), end, atol=1e-8)

@@ -62,10 +62,10 @@ def test_the_preset_is_the_best_point(halved):
 
 def test_only_a_new_directory_or_its_own_is_written_to(halved, tmp_path):
     (tmp_path / "summary.json").write_text("of something else")
-    with pytest.raises(InputError, match="is not empty and holds no sweep with --halving"):
+    with pytest.raises(InputError, match="or that of a sweep with --halving to finish"):
         halving.halve(config.resolve(SMALL), RATES, 1, tmp_path, 2)
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
-    with pytest.raises(InputError, match=r"is not empty and holds no sweep\. Give another"):
+    with pytest.raises(InputError, match=r"is not empty.* or that of a sweep to finish\."):
         sweep.run(config.resolve(SMALL), RATES, 1, halved[0])
 
 

@@ -14,10 +14,6 @@ FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.p
 # A file, or a folder with all its files, and what it may import besides its own folder. The package
 # itself, `fedda`, stands for all that its __init__ imports.
 ROUND = "core data.shards errors local losses models task tree"
-EVERYTHING_ELSE = (
-    f"{ROUND} algorithms api checkpoint cohort config data devices fedda files inputs processes "
-    "report results simulate tasks together"
-)
 MAY_IMPORT = {
     "errors": "",
     "files": "",
@@ -31,9 +27,9 @@ MAY_IMPORT = {
     "page": "results",
     "report": "errors files page results",
     "portrait": "data errors",
-    "core": "errors tree",
-    "task": "core data.shards errors models tree",
-    "local": "core data.shards errors task tree",
+    "core": "tree",
+    "task": "core data.shards models tree",
+    "local": "core data.shards task tree",
     "algorithms": "core data.shards errors local task tree",
     "codecs": "core data.shards errors local models task tree",
     "privacy": "codecs core data.shards errors local task tree",
@@ -41,16 +37,20 @@ MAY_IMPORT = {
     "devices": "errors tree",
     "processes": "errors",
     "memory": "tree",
-    "simulate": "cohort core data.feed data.shards devices errors memory models task tree",
-    "together": "data.feed devices errors simulate task tree",
-    "records": "core data.shards errors task tree",
-    "api": f"{ROUND} algorithms cohort data.feed devices records simulate together",
+    "simulate": "cohort core data.feed data.shards devices memory models task tree",
+    "together": "data.feed errors simulate tree",
+    "own_algorithm": "core data.shards errors task tree",
+    "own_problem": "data.feed data.shards errors losses models simulate task",
+    "api": "algorithms cohort core data.feed data.shards devices errors models own_algorithm "
+    "own_problem simulate task together tree",
     "checkpoint": "tree",
     "config": "algorithms errors",
     "flower": f"{ROUND} algorithms api checkpoint cohort files privacy simulate",
     "tasks": "config data errors inputs losses models task",
     "torch": "algorithms core data.shards errors flower local models task tree",
-    "experiment": EVERYTHING_ELSE,
+    "experiment": (
+        "api checkpoint config devices errors fedda files models processes simulate tasks tree"
+    ),
     "data_cli": "config data errors portrait tasks terminal",
     "paper": (
         "algorithms api config errors experiment files page results simulate tasks together tree"
@@ -71,8 +71,8 @@ MAY_IMPORT = {
     "progress": "experiment terminal",
     "compare": "algorithms config experiment files progress",
     "cli": (
-        f"{EVERYTHING_ELSE} bench_cli compare data_cli experiment progress reproduce_cli sweep "
-        "sweep_cli terminal theory_cli tracking"
+        "algorithms bench_cli compare config data data_cli devices errors experiment fedda "
+        "processes progress report reproduce_cli sweep_cli terminal theory_cli tracking"
     ),
 }
 

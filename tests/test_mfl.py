@@ -10,9 +10,18 @@ import optax
 import pytest
 
 import fedda
-from fedda import api, simulate
 from fedda.losses import cross_entropy
-from problems import BATCH, CLASSIFIED, W0, drawn, height, matrix, mean_gradient, softmax
+from problems import (
+    BATCH,
+    CLASSIFIED,
+    W0,
+    drawn,
+    matrix,
+    mean_gradient,
+    optax_adagrad,
+    softmax,
+)
+from quadratics import Quadratics, six_clients, two_kinds_of_clients
 
 pytestmark = pytest.mark.usefixtures("x64")
 PROVES = ("mfl-sgdm", "mfl-adam", "mfl-adagrad")
@@ -152,36 +161,15 @@ def test_damping_is_a_factor_of_the_rate():
     assert on.client_lr * (1 - on.gamma) == pytest.approx(off.client_lr)
 
 
-# ---- quadratics: f_i(x) = (x - b_i)' H_i (x - b_i) / 2, one example a client
+# ---- quadratics
 
 
 X0 = np.array([1.5, -2.0, 0.5])
 
 
-def heights(w, x):
-    """The examples x hold H_i row by row, then b_i."""
-    gap = w[None] - x[:, 9:]
-    return 0.5 * jnp.einsum("ni,nij,nj->n", gap, x[:, :9].reshape(-1, 3, 3), gap)
-
-
-quadratic = fedda.Model(lambda key: jnp.asarray(X0), heights)
-
-
-def random_clients():
-    rng = np.random.default_rng(3)
-    roots = rng.normal(size=(6, 3, 3))
-    return np.array([a @ a.T / 3 + 0.2 * np.eye(3) for a in roots]), rng.normal(size=(6, 3))
-
-
 def equal_clients():
-    hessians, centres = random_clients()
+    hessians, centres = six_clients()
     return np.array([hessians[0]] * 6), np.array([centres[0]] * 6)
-
-
-def two_kinds_of_clients():
-    """Three each of a = 1, b = -1 and of a = 4, b = 3, the same in all three dimensions."""
-    a, b = np.array([1.0, 4.0] * 3), np.array([-1.0, 3.0] * 3)
-    return a[:, None, None] * np.eye(3), b[:, None] * np.ones(3)
 
 
 ROUNDS = 30
@@ -189,33 +177,16 @@ ROUNDS = 30
 
 def on_quadratics(name, problem, local_work, rounds=ROUNDS, **settings):
     """The state before the first round and after each."""
-    clients = [
-        (np.concatenate([H.ravel(), b])[None], np.zeros(1)) for H, b in zip(*problem, strict=True)
-    ]
-    setup, hyper = api.prepare(
-        name, quadratic, clients, height, rounds=rounds, cohort=len(clients), batch=1,
-        local_work=local_work, eval_every=1, **settings,
-    )  # fmt: skip
-    trained = simulate.train(setup, api.traced(hyper, quadratic), [0])
+    settings |= {"local_work": local_work, "eval_every": 1}
+    trained = Quadratics(*problem, start=X0).evaluations(name, rounds, **settings)
     return [jax.tree.map(np.array, each.run.state) for each in trained]
-
-
-def adagrad_by_optax(eta, eps):
-    """The step -eta g / (sqrt(v) + eps); Optax has eps inside the root, so it is applied after."""
-    plain = optax.scale_by_rss(initial_accumulator_value=0.0, eps=0.0)
-
-    def update(gradient, state, params=None):
-        direction, state = plain.update(gradient, state)
-        return -eta * direction / (1 + eps / jnp.sqrt(state.sum_of_squares)), state
-
-    return optax.GradientTransformation(plain.init, update)
 
 
 OPTAX = {
     "sgdm": optax.sgd(ETA, GAMMA),
     "sgdm, damped": optax.chain(optax.ema(GAMMA, debias=False), optax.scale(-ETA)),
     "adam": optax.adam(ETA, BETA1, BETA2, EPS),
-    "adagrad": adagrad_by_optax(ETA, EPS),
+    "adagrad": optax_adagrad(ETA, EPS),
 }
 
 
@@ -245,8 +216,8 @@ def test_equal_clients_are_the_centralised_optimiser_whatever_the_rounds(case):
 
 def test_one_full_batch_step_of_all_clients_is_centralised_sgdm():
     """For all that is linear in the gradient, the clients may differ."""
-    found = on_quadratics("mfl-sgdm", random_clients(), 1, **SGDM)
-    expected = centralised("sgdm", random_clients(), ROUNDS)
+    found = on_quadratics("mfl-sgdm", six_clients(), 1, **SGDM)
+    expected = centralised("sgdm", six_clients(), ROUNDS)
     np.testing.assert_allclose([s.params for s in found], expected, **TOLERANCE)
 
 
@@ -258,7 +229,7 @@ def test_the_mean_of_the_second_moments_is_not_that_of_the_mean_gradient(case):
     of the clients' steps, all of about client_lr at first, is not the step of the mean gradient.
     """
     name, _, settings = CASES[case]
-    hessians, centres = random_clients()
+    hessians, centres = six_clients()
     found = on_quadratics(name, (hessians, centres), 1, **settings)
     gradients = np.array([H @ (X0 - b) for H, b in zip(hessians, centres, strict=True)])
     share = 1 - BETA2 if case == "adam" else 1.0
@@ -287,7 +258,7 @@ def fixed_point(hessians, centres, T, gamma, share):
 def test_the_fixed_point_on_quadratics(damping):
     """One local step ends at the optimum, with momentum 0; three with neither."""
     share = {"off": 1.0, "on": 1 - GAMMA}[damping]
-    for problem in (two_kinds_of_clients(), random_clients()):
+    for problem in (two_kinds_of_clients(), six_clients()):
         optimum, still = fixed_point(*problem, 1, GAMMA, share)
         hessians, centres = problem
         pulls = sum(H @ b for H, b in zip(hessians, centres, strict=True))

@@ -284,6 +284,14 @@ def test_from_nnx_noise_follows_the_key():
     assert len(np.unique(np.asarray(first), axis=0)) > 4  # every example has its own mask
 
 
+def test_a_module_is_not_what_makes_one():
+    message = r"got a Linear\. Write from_nnx\(lambda rngs: Linear\(\.\.\., rngs=rngs\)\)"
+    with pytest.raises(InputError, match=message):
+        from_nnx(nnx.Linear(3, 4, rngs=nnx.Rngs(0)))
+    with pytest.raises(InputError, match=r"got a MLP\. Write from_equinox\(lambda key: MLP"):
+        from_equinox(eqx.nn.MLP(3, 4, 5, 1, key=random.key(0)))
+
+
 def test_from_nnx_refuses_batch_norm():
     message = (
         "from_nnx got a module that keeps BatchStat besides its parameters, but a federated model "

@@ -1,3 +1,4 @@
+import errno
 import json
 import math
 import re
@@ -87,6 +88,7 @@ def test_one_run_is_its_own_numbers(tmp_path):
     assert (row.seeds, row.unfinished) == (1, 0)
     assert row.final == (0.8, None)
     assert row.mean_of_last == (pytest.approx((0.5 + 0.8) / 2), None)  # round 0 is untrained
+    assert row.last == 2
     assert row.threshold == round(0.95 * 0.65, 2) == 0.62
     assert row.rounds_to_threshold == (20, None)
     assert row.train_loss == (1.0, None)  # 2 / 2
@@ -360,7 +362,7 @@ def test_failed_write_leaves_the_old_page(tmp_path, monkeypatch):
     page.write_text("old")
 
     def fail(*_):
-        raise OSError("disk full")
+        raise OSError(errno.ENOSPC, "disk full")
 
     monkeypatch.setattr("os.replace", fail)
     with pytest.raises(OSError, match="disk full"):

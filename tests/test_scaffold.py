@@ -17,6 +17,7 @@ from fedda import api, simulate
 from fedda.cohort import draw_cohort
 from fedda.losses import cross_entropy
 from problems import BATCH, CLASSIFIED, SIZES, W0, drawn, losses_of, matrix, mean_gradient, softmax
+from quadratics import Quadratics, five_clients
 
 pytestmark = pytest.mark.usefixtures("x64")
 PROVES = ("scaffold",)
@@ -194,70 +195,11 @@ def of_client(memory, i):
 
 
 # ------------------------------------------------------------------------ fixed points
-#
-# Client i has f_i = (x - b_i)' H_i (x - b_i) / 2, as examples of which each is b_i and H_i: every
-# mini-batch has the full gradient.
 
 
-def quadratic(start):
-    return fedda.Model(lambda key: jnp.asarray(start), lambda point, b: point[None] - b)
-
-
-def height(away, H):
-    return jnp.einsum("ni,nij,nj->n", away, H, away) / 2
-
-
-class Problem:
-    """Some quadratics; `copies` of a client's one example weigh it, and change nothing else."""
-
-    def __init__(self, H, b, copies=None):
-        self.H, self.b = np.asarray(H, float), np.asarray(b, float)
-        self.copies = np.ones(len(b), int) if copies is None else np.asarray(copies)
-        self.model = quadratic(np.zeros(self.b.shape[1]))
-        pairs = zip(self.b, self.H, self.copies, strict=True)
-        self.clients = [(np.stack([b] * n), np.stack([H] * n)) for b, H, n in pairs]
-
-    def gradient(self, i, x):
-        return self.H[i] @ (x - self.b[i])
-
-    def optimum(self, weights=None):
-        weights = np.ones(len(self.b)) if weights is None else weights
-        A = np.einsum("n,nij->ij", weights, self.H)
-        return np.linalg.solve(A, np.einsum("n,nij,nj->i", weights, self.H, self.b))
-
-    def where_fedavg_rests(self, rate, steps):
-        """K steps take x to b_i + (1 - rate H_i)^K (x - b_i): the weighted mean must be x."""
-        D = [np.eye(len(H)) - np.linalg.matrix_power(np.eye(len(H)) - rate * H, steps)
-             for H in self.H]  # fmt: skip
-        A = np.einsum("n,nij->ij", self.copies, D)
-        return np.linalg.solve(A, np.einsum("n,nij,nj->i", self.copies, D, self.b))
-
-    def rounds(self, number, steps):
-        visits = [
-            (i, n, [partial(self.gradient, i)] * steps, partial(self.gradient, i))
-            for i, n in enumerate(self.copies)
-        ]
-        return [visits] * number
-
-    def train(self, name, rounds, **settings):
-        settings = {
-            "cohort": len(self.b),
-            "local_work": 5,
-            "client_lr": 0.05,
-            "batch": 1,
-        } | settings
-        return train(name, self.model, self.clients, height, rounds=rounds, **settings)
-
-
-def random_clients():
-    rng = np.random.default_rng(5)
-    A = rng.normal(size=(5, 3, 3))
-    return A @ A.transpose(0, 2, 1) / 3 + 0.3 * np.eye(3), 2 * rng.normal(size=(5, 3))
-
-
-PAIR = Problem([[[1.0]], [[4.0]]], [[-1.0], [3.0]])
-FIVE = Problem(*random_clients())
-LOPSIDED = Problem([[[1.0]], [[4.0]]], [[-1.0], [3.0]], copies=(3, 1))
+PAIR = Quadratics([[[1.0]], [[4.0]]], [[-1.0], [3.0]])
+FIVE = Quadratics(*five_clients())
+LOPSIDED = Quadratics([[[1.0]], [[4.0]]], [[-1.0], [3.0]], copies=(3, 1))
 MANY = 300  # rounds: the slowest direction shrinks by 1 - 0.05 * 5 * 0.9, so by 1e-33
 
 

@@ -128,6 +128,15 @@ def test_values_that_are_not_finite(value):
     refuses([(np.zeros((4, 1)), targets)], "y of client 0 has a non-finite value in row 2.")
 
 
+@pytest.mark.parametrize(("value", "kind"), [(2**40, np.int64), (2**32, np.uint64)])
+def test_whole_numbers_that_the_device_would_wrap_around(value, kind):
+    """The second would be a label 0."""
+    large = np.array([1, value], kind)
+    refuses([(np.zeros((2, 1)), large)], "y of client 0 has whole numbers that do not fit into")
+    refuses([client(2), (large[:, None], [0, 0])], "x of client 1 has whole numbers that do not")
+    assert from_clients([(large[:1, None], [0])]).x.dtype.itemsize == 4
+
+
 def test_x_and_y_of_different_lengths():
     x, y = client(5)
     refuses([client(2), (x, y[:4])], "client 1 has 5 rows in x but 4 in y.")

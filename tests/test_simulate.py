@@ -135,7 +135,7 @@ def test_a_test_set_that_is_not_finite(name):
 
 
 def test_examples_the_model_cannot_take():
-    message = "the model cannot be applied to a batch of examples of shape (4,): "
+    message = "the model cannot be applied to a batch of 1009 examples of shape (4,): "
     with pytest.raises(InputError, match=re.escape(message)):
         fedda.run("fedavg", MODEL, [(np.zeros((5, 4)), np.zeros((5, 2)))], squared_error, cohort=1)
 
@@ -146,10 +146,9 @@ def test_a_loss_or_metric_that_averages_over_the_batch(where):
         return squared_error(outputs, targets).mean()
 
     loss = averaged if where == "loss" else squared_error
-    message = (
-        "averaged must give one number an example, so for 2 examples an array of shape (2,), got"
-    )
-    with pytest.raises(InputError, match=re.escape(message)):
+    with pytest.raises(
+        InputError, match=r"averaged must give one number an example, .* shape \(\)"
+    ):
         fedda.run("fedavg", MODEL, CLIENTS, loss, **SETTINGS | {"metrics": [averaged]})
 
 
@@ -157,7 +156,6 @@ def test_a_loss_or_metric_that_averages_over_the_batch(where):
     ("grid", "seeds", "message"),
     [
         ({"client_lr": [0.1]}, (0,), "run_grid trains at least two runs, got 1. Use run for one."),
-        ({"client_lr": []}, (0, 1), "run_grid trains at least two runs, got 0."),
         ({"client_lr": [0.1, -1]}, (0,), "client_lr of fedavg must be a positive number, got -1."),
         ({"client_rl": [1, 2]}, (0,), "unknown hyper-parameter of fedavg 'client_rl'. Did you"),
     ],
@@ -207,6 +205,18 @@ def test_a_cohort_is_the_same_whenever_it_is_drawn():
 
 
 # --------------------------------------------------------------------------- rounds and rows
+
+
+def test_a_run_ends_where_its_listener_says_so():
+    """As a shorter run does; a listener that returns anything else only listens."""
+    whole = run()
+    short = run(on_evaluation=lambda row: np.equal(row["round"], 3))
+    assert str(short.history) == str(whole.history[:2])
+    kept = []
+    run(on_evaluation=lambda row: kept.append(row) or "go on")
+    assert len(kept) == len(whole.history)
+    again = run(rounds=3, stabilise=0)
+    assert_same(short.params, again.params)
 
 
 def test_rows_come_at_every_evaluation():

@@ -514,7 +514,7 @@ def test_a_directory_of_something_else(fedda_sweep, tmp_path: Path, name):
     (tmp_path / "d" / name).touch()
     code, _, err = fedda_sweep("--seeds", "2", "--out", "d")
     assert code == 2
-    assert "is not empty and holds no sweep" in err
+    assert "is not empty. Give another --out, or that of a sweep to finish." in err
     (tmp_path / "d/config.toml").write_text("rounds = 200\n")
     if name == "metrics.jsonl":
         assert "holds a run and no sweep" in fedda_sweep("--seeds", "2", "--out", "d")[2]

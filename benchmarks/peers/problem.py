@@ -47,8 +47,8 @@ def named(tree: Any) -> dict[str, Any]:
 def model_of(problem: Problem) -> Model:
     """Fedda's model, which starts with the problem's weights."""
     model = network(problem.model, problem.l2)
-    structure = jax.tree.structure(jax.eval_shape(model.init, random.key(0)))
-    names = named(jax.eval_shape(model.init, random.key(0)))
+    structure = jax.tree.structure(model.shapes())
+    names = named(model.shapes())
 
     def init(key: Any) -> Any:
         return jax.tree.unflatten(structure, [problem.weights[name] for name in names])

@@ -1,33 +1,24 @@
-"""The library's front door: `run` and `run_grid`, and the checks of everything a user gives."""
+"""The library's front door: `run` and `run_grid`, which check everything a user gives."""
 
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import random
 
-from fedda import algorithms, records, tree
+from fedda import algorithms, own_algorithm, own_problem, tree
 from fedda.cohort import SAMPLERS, Layout, automatic_chunk
 from fedda.core import Algorithm
 from fedda.data.feed import Feed
-from fedda.data.shards import (
-    Shards,
-    check_labels,
-    check_shapes,
-    checked_pair,
-    from_clients,
-    num_rows,
-)
+from fedda.data.shards import Shards, checked_pair, from_clients
 from fedda.devices import everywhere, mesh_for
-from fedda.errors import InputError, unknown
-from fedda.losses import cross_entropy
+from fedda.errors import InputError, check_whole_number, unknown
 from fedda.models import Model
-from fedda.simulate import TOTALS, Row, Setup, example, train
+from fedda.simulate import Row, Setup, example, train
 from fedda.task import ExampleWise, Plan, Task
 from fedda.together import Batch, train_together
 from fedda.tree import PyTree
@@ -57,26 +48,27 @@ def run(
     loss: ExampleWise,
     *,
     seed: int = 0,
-    on_evaluation: Callable[[Row], None] | None = None,
+    on_evaluation: Callable[[Row], object] | None = None,
     **settings: Any,
 ) -> Result:
     """Trains `model` with a federated algorithm and returns its parameters and history.
 
     `algorithm` is a name (`fedda algorithms` lists them) or a record of your own; `clients` holds
-    one pair of arrays `(x, y)` for each client. `settings` are the keywords of `prepare` (`rounds`,
-    `cohort`, `batch`, `local_work`, `test`, `metrics`, ...) and the algorithm's own
+    one pair of arrays `(x, y)` for each client. `settings` are the keywords of `fedda.api.prepare`
+    (`rounds`, `cohort`, `batch`, `local_work`, `test`, `metrics`, ...) and the algorithm's own
     hyper-parameters and options. A row of the history has the `round`; `train_loss`, the mean over
     the rounds since the row before of the mean loss their cohorts saw; `loss` and the metrics on
     the test set; and, since the start, the bytes sent, the uploads that were not finite, and the
-    rounds skipped.
+    rounds skipped. `on_evaluation` is told every row as it comes; where it returns True, the run
+    ends there.
     """
     setup, hyper = prepare(algorithm, model, clients, loss, **settings)
     check_seed(seed)
     history = []
     for evaluation in train(setup, traced(hyper, model), [seed]):
         history.append(evaluation.row)
-        if on_evaluation is not None:
-            on_evaluation(evaluation.row)
+        if on_evaluation is not None and algorithms.plain(on_evaluation(evaluation.row)) is True:
+            break
     return Result(evaluation.run.state, history)
 
 
@@ -102,16 +94,19 @@ def run_grid(
             "run_grid has no on_evaluation: its runs are trained together, and the rows of each "
             "are in its result.history. Use run to be told of one run's rows as they come."
         )
-    for name, values in (*grid.items(), ("seeds", seeds)):
-        if isinstance(values, str) or not isinstance(values, Iterable):
-            raise InputError(f"{name} must be a list of values to try, got {values!r}.")
+    if not isinstance(grid, Mapping):
+        raise InputError(
+            f'grid must be a dictionary, as in {{"client_lr": [0.1, 1]}}, got {grid!r}.'
+        )
+    tried = {name: _values_to_try(name, values) for name, values in grid.items()}
+    seeds = _values_to_try("seeds", seeds)
     for seed in seeds:
         check_seed(seed)
     if together is not None:
-        _whole_number("together", together, least=1)
+        check_whole_number("together", together, least=1)
     points = [
-        (dict(zip(grid, values, strict=True)), seed)
-        for values in itertools.product(*grid.values())
+        (dict(zip(tried, values, strict=True)), seed)
+        for values in itertools.product(*tried.values())
         for seed in seeds
     ]
     if len(points) < 2:
@@ -130,6 +125,13 @@ def run_grid(
         here = points[batch.members.start : batch.members.stop]
         found += [GridPoint(*point, result) for point, result in zip(here, results, strict=True)]
     return found
+
+
+def _values_to_try(name: str, values: Any) -> list[Any]:
+    listed = [] if isinstance(values, str) or not isinstance(values, Iterable) else list(values)
+    if not listed:
+        raise InputError(f"{name} must be a list of values to try, got {values!r}.")
+    return [algorithms.plain(value) for value in listed]
 
 
 def train_grid(
@@ -196,8 +198,7 @@ def prepare(
     all clients keep would take more than `memory_gb` on the device, it is kept on the host, for
     visited clients only.
     `sampling` names how cohorts are drawn. A cohort is spread over `devices`: None stands for as
-    many as pay off. `chosen` holds hyper-parameters and options of the
-    algorithm.
+    many as pay off. `chosen` holds hyper-parameters and options of the algorithm.
     """
     if not isinstance(model, Model):
         raise InputError(
@@ -205,7 +206,7 @@ def prepare(
             "fedda.models.from_nnx and from_equinox make one from a module."
         )
     if isinstance(algorithm, Algorithm):
-        records.check_parts(algorithm)
+        own_algorithm.check_parts(algorithm)
     record, hyper = algorithms.configure(algorithm, chosen, KEYWORDS)
     shards = clients if isinstance(clients, (Shards, Feed)) else from_clients(clients)
     test = None if test is None else checked_pair(test, "the test set")
@@ -218,8 +219,8 @@ def prepare(
         ("devices", 1 if devices is None else devices),
         ("chunk", cohort if chunk is None else chunk),
     ):
-        _whole_number(name, value, least=1)
-    _whole_number("late_every", late_every, least=0)
+        check_whole_number(name, value, least=1)
+    check_whole_number("late_every", late_every, least=0)
     if cohort > shards.num_clients:
         raise InputError(
             f"cohort must be at most the number of clients, which is {shards.num_clients}, got "
@@ -232,6 +233,42 @@ def prepare(
     ):
         if text not in allowed:
             raise unknown(f"value of {name}", text, allowed)
+    full = last_rounds(stabilise, rounds)
+    if isinstance(shards, Feed) and any(phase.everyone for phase in record.phases):
+        raise InputError(
+            "this algorithm asks every client in every round, so the data of all must be on the "
+            "device, but this federation is brought to it cohort by cohort."
+        )
+    own_problem.check_measures(loss, metrics, test)
+    own_problem.check_problem(model, loss, metrics, shards, test)
+    mesh = mesh_for(devices, cohort, tree.size(model.shapes()))
+    test = everywhere(test, mesh)
+    task = Task(model, loss, Plan(batch, local_work, local_unit), tuple(metrics), reduction)
+    if isinstance(algorithm, Algorithm):
+        own_algorithm.check_work(record, traced(hyper, model), task, example(shards))
+    host_rounds = _host_rounds(record, hyper, model, shards, cohort, memory_gb)
+    if chunk is None:
+        size = tree.nbytes(model.shapes())
+        chunk = automatic_chunk(size, task.plan, np.asarray(shards.count), cohort, mesh)
+    setup = Setup(
+        record,
+        task,
+        shards,
+        test,
+        rounds,
+        cohort,
+        eval_every,
+        full,
+        late_every,
+        Layout(chunk, mesh),
+        SAMPLERS[sampling],
+        host_rounds,
+    )
+    return setup, hyper
+
+
+def last_rounds(stabilise: float, rounds: int) -> int:
+    """How many rounds at the end take one full-batch step."""
     number = isinstance(stabilise, Real) and not isinstance(stabilise, bool)
     if (
         not number
@@ -242,40 +279,7 @@ def prepare(
             f"stabilise must be a share of the rounds below 1 or a whole number of rounds up to "
             f"{rounds}, got {stabilise!r}."
         )
-    if isinstance(shards, Feed) and any(phase.everyone for phase in record.phases):
-        raise InputError(
-            "this algorithm asks every client in every round, so the data of all must be on the "
-            "device, but this federation is brought to it cohort by cohort."
-        )
-    _check_measures(loss, metrics, test)
-    _check_problem(model, loss, metrics, shards, test)
-    parameters = tree.size(jax.eval_shape(model.init, random.key(0)))
-    mesh = mesh_for(devices, cohort, parameters)
-    test = everywhere(test, mesh)
-    task = Task(model, loss, Plan(batch, local_work, local_unit), tuple(metrics), reduction)
-    if isinstance(algorithm, Algorithm):
-        records.check_work(record, traced(hyper, model), task, example(shards))
-    last_rounds = round(stabilise * rounds) if stabilise < 1 else int(stabilise)
-    host_rounds = _host_rounds(record, hyper, model, shards, cohort, memory_gb)
-    if chunk is None:
-        size = tree.nbytes(jax.eval_shape(model.init, random.key(0)))
-        chunk = automatic_chunk(size, task.plan, np.asarray(shards.count), cohort, mesh)
-    layout = Layout(chunk, mesh)
-    setup = Setup(
-        record,
-        task,
-        shards,
-        test,
-        rounds,
-        cohort,
-        eval_every,
-        last_rounds,
-        late_every,
-        layout,
-        SAMPLERS[sampling],
-        host_rounds,
-    )
-    return setup, hyper
+    return round(stabilise * rounds) if stabilise < 1 else int(stabilise)
 
 
 def _host_rounds(
@@ -289,8 +293,7 @@ def _host_rounds(
     """For how many rounds the budget holds the memories of new cohorts; None: of everyone."""
     if isinstance(memory_gb, bool) or not isinstance(memory_gb, Real) or not memory_gb > 0:
         raise InputError(f"memory_gb must be a positive number, got {memory_gb!r}.")
-    params = jax.eval_shape(model.init, random.key(0))
-    one = tree.nbytes(jax.eval_shape(algorithm.memory, traced(hyper, model), params))
+    one = tree.nbytes(jax.eval_shape(algorithm.memory, traced(hyper, model), model.shapes()))
     if one * shards.num_clients <= memory_gb * 1e9:
         return None
     if any(phase.everyone for phase in algorithm.phases):
@@ -311,76 +314,14 @@ KEYWORDS = tuple(
 
 def check_seed(seed: int) -> None:
     """Refuses what is no seed, or more than a random key can tell apart."""
-    _whole_number("seed", seed, least=0)
+    check_whole_number("seed", seed, least=0)
     if seed >= 2**31:
         raise InputError(f"seed must be below 2**31, got {seed}.")
 
 
-def _whole_number(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise InputError(f"{name} must be a whole number of at least {least}, got {value!r}.")
-
-
-def _check_measures(loss: Any, metrics: Any, test: Any) -> None:
-    if not callable(loss):
-        raise InputError(
-            f"loss must be a function such as fedda.losses.cross_entropy, got {loss!r}."
-        )
-    if callable(metrics) or not all(hasattr(metric, "__name__") for metric in metrics):
-        raise InputError("metrics must be a list of named functions, as def makes them.")
-    if metrics and test is None:
-        raise InputError("metrics are of the test set: give test=(x, y) too.")
-    names = [metric.__name__ for metric in metrics]
-    for name in names:
-        if names.count(name) > 1 or name in ("round", "train_loss", "loss", *TOTALS):
-            raise InputError(f"the metric name {name!r} is taken: rename the function.")
-
-
-def _check_problem(
-    model: Model,
-    loss: ExampleWise,
-    metrics: Sequence[ExampleWise],
-    shards: Shards | Feed,
-    test: tuple[Any, Any] | None,
-) -> None:
-    """Refuses what would fail deep inside a compiled program, or give wrong numbers in silence."""
-    like = example(shards)
-    if test is not None:
-        if num_rows(test) == 0:
-            raise InputError("the test set must hold at least one example, got none.")
-        check_shapes(test, (like.x, like.y), "the test set")
-    two = jax.eval_shape(lambda shard: shard.rows(jnp.zeros(2, "int32")), like.shard(0))
-    params = jax.eval_shape(model.init, random.key(0))
-    kinds = {leaf.dtype.name for leaf in jax.tree.leaves(params)}
-    if not kinds or not kinds <= {"bfloat16", "float32", "float64"}:
-        raise InputError(
-            "the parameters must be arrays of float32, float64 or bfloat16 (float16 overflows in "
-            f"sums over clients), got {', '.join(sorted(kinds)) or 'none'}."
-        )
-    try:
-        outputs = jax.eval_shape(model.apply, params, two[0])
-    except Exception as error:  # whatever the user's function raises
-        shapes = jax.tree.map(lambda leaf: leaf.shape[1:], two[0])
-        raise InputError(
-            f"the model cannot be applied to a batch of examples of shape {shapes}: {error}"
-        ) from error
-    if loss is cross_entropy and isinstance(shards, Shards):
-        check_labels(shards, outputs.shape[-1], test)
-    for measure in (loss, *metrics):
-        got = jax.eval_shape(measure, outputs, two[1])
-        if isinstance(got, tuple) and measure is not loss:  # a ratio of two sums
-            got = max(got, key=lambda each: each.shape != (2,))
-        if got.shape != (2,):
-            raise InputError(
-                f"{getattr(measure, '__name__', 'loss')} must give one number an example, so for "
-                f"2 examples an array of shape (2,), got shape {got.shape}. Do not average."
-            )
-
-
 def traced(hyper: Any, model: Model) -> Any:
     """Hyper-parameters as arrays in the dtype of the parameters they will meet."""
-    params = jax.eval_shape(model.init, random.key(0))
-    dtype = jnp.result_type(*jax.tree.leaves(params))
+    dtype = jnp.result_type(*jax.tree.leaves(model.shapes()))
     for name, domain in algorithms.domains(type(hyper)).items():
         for value in np.ravel(getattr(hyper, name)).tolist():
             used = float(np.asarray(value, dtype))

@@ -141,7 +141,7 @@ def flops(case: Case) -> float | None:
     They are counted before XLA optimises, so that every machine has the same number, and of one
     step, as XLA counts what is in a loop only once. Not every accelerator counts: the host does.
     """
-    params = jax.eval_shape(case.central.init, random.key(0))
+    params = case.central.shapes()
     rows = jax.ShapeDtypeStruct((case.cohort * case.batch,), jnp.int32)
     columns = (case.clients.x, case.clients.y)
     batch = jax.eval_shape(take_rows, columns, rows)
@@ -183,7 +183,7 @@ def measure(case: Case, repetitions: int) -> dict[str, Any]:
     middle = {name: statistics.median(each) for name, each in times.items()}
     stats = jax.devices()[0].memory_stats() or {}
     return {
-        "parameters": tree.size(jax.eval_shape(case.model.init, random.key(0))),
+        "parameters": tree.size(case.model.shapes()),
         "cohort": case.cohort,
         "batch": case.batch,
         "steps": case.steps,

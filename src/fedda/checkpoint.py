@@ -82,11 +82,11 @@ class Checkpoints:
             self._manager.save(round_number, args=items, force=True)
         return ""
 
-    def newest_whole(self, like: PyTree, min_bytes: int) -> tuple[Checkpoint | None, list[str]]:
+    def newest_whole(self, like: PyTree, written: int) -> tuple[Checkpoint | None, list[str]]:
         """The newest checkpoint that can be read, and a note on each that could not.
 
         `like` has the structure and types of the run. Also passed over are checkpoints that
-        promise more of the metrics file than its `min_bytes` whole bytes.
+        promise more of the metrics file than the bytes that are `written` whole.
         """
         wanted, structure = jax.tree.flatten(like)
         notes = []
@@ -111,7 +111,7 @@ class Checkpoints:
                 reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
                 notes.append(f"passed over the damaged checkpoint of round {number} ({reason})")
                 continue
-            if found.numbers["metrics_bytes"] > min_bytes:
+            if found.numbers["metrics_bytes"] > written:
                 notes.append(
                     f"passed over the checkpoint of round {number}: metrics.jsonl is shorter"
                 )

@@ -32,7 +32,16 @@ from fedda.data_cli import data_app
 from fedda.errors import InputError, unknown, writing
 from fedda.reproduce_cli import reproduce_command
 from fedda.sweep_cli import sweep_command
-from fedda.terminal import err, interruptible, new_directory, out, print_whole
+from fedda.terminal import (
+    Json,
+    Quiet,
+    Settings,
+    err,
+    interruptible,
+    new_directory,
+    out,
+    print_whole,
+)
 from fedda.theory_cli import theory_command
 
 ORDER = ("run", "compare", "report", "sweep", "algorithms", "data", "reproduce", "theory", "bench")
@@ -74,13 +83,20 @@ def _every_setting() -> set[str]:
     return {*config.FIELDS}.union(*of_tasks, *of_algorithms)
 
 
-app = typer.Typer(cls=_Commands, no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(
+    cls=_Commands,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",  # which fits paragraphs to the terminal
+)
 app.add_typer(data_app, name="data", cls=_Commands)
 app.command("sweep", cls=_WithSettings)(writing("--out")(sweep_command))
 app.command("reproduce")(writing("--results or --report")(reproduce_command))
 app.command("bench")(writing("--out")(bench_command))
 app.command("theory")(writing("--out")(theory_command))
 
+SYMBOLS = """W is the server's model, N_i the number of examples of client i, and g_i(w; batch) the
+gradient at w of its mean loss over a mini-batch."""
 COMPARED = ("fedavg", "fedprox", "fedda-sgdm", "fedda-adam", "fedda-adagrad")
 
 ABOUT_SETTINGS = f"""
@@ -92,16 +108,6 @@ lists the tasks. Every run has {", ".join(config.FIELDS)}. All values of a run a
 config.toml in its directory.
 """
 
-Settings = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[CONFIG.toml] [KEY=VALUE]...",
-        help="A configuration file, then single settings that override it.",
-        show_default=False,
-    ),
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Threshold = Annotated[
     float | None,
     typer.Option(
@@ -325,7 +331,8 @@ def algorithms_command(
         return
     known = algorithms.options(name)
     text = (algorithms.module_of(name).__doc__ or "").strip()
-    out.print(escape(f"{name}\n\n{text}\n"), soft_wrap=True)  # lines of equations stay whole
+    # Lines of equations stay whole.
+    out.print(escape(f"{name}\n\n{text}\n\n{SYMBOLS}\n"), soft_wrap=True)
     listing = Table(box=box.SIMPLE, title="Settings", title_justify="left")
     for column in ("name", "default", "may be"):
         listing.add_column(column)

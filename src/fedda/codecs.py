@@ -35,7 +35,7 @@ from fedda import tree
 from fedda.core import Algorithm, Phase, Seen, as_sent
 from fedda.data.shards import Shard, from_clients
 from fedda.errors import InputError
-from fedda.local import Weighted
+from fedda.local import Weighted, is_weighted
 from fedda.models import Model
 from fedda.task import Plan, Task
 from fedda.tree import PyTree
@@ -122,10 +122,6 @@ def on_weighted(change: Callable[[Weighted], Weighted], upload: PyTree) -> PyTre
     return jax.tree.map(
         lambda part: change(part) if is_weighted(part) else part, upload, is_leaf=is_weighted
     )
-
-
-def is_weighted(part: Any) -> bool:
-    return isinstance(part, Weighted)
 
 
 def _uploads(algorithm: Algorithm, hp: Any, params: PyTree) -> list[PyTree]:

@@ -86,15 +86,15 @@ def arrange(cohort: np.ndarray, count: np.ndarray, layout: Layout) -> np.ndarray
     return arranged
 
 
-class Batches(NamedTuple):
-    """The work of clients in one round, and what a program computes for it."""
+class Work(NamedTuple):
+    """What clients do in one round, each by itself."""
 
     examples: np.ndarray  # that count
-    own: np.ndarray  # batches they need
-    computed: np.ndarray  # batches that each would take alone, at least one
+    batches: np.ndarray  # that hold them
+    computed: np.ndarray  # batches, at least one
 
 
-def batches_of(plan: Plan, count: np.ndarray) -> Batches:
+def work_of(plan: Plan, count: np.ndarray) -> Work:
     """The work of clients with so many examples."""
     count = np.asarray(count, np.int64)
     if plan.unit == "steps":
@@ -103,7 +103,7 @@ def batches_of(plan: Plan, count: np.ndarray) -> Batches:
     else:
         examples = plan.amount * count if plan.unit == "epochs" else count
         computed = np.maximum(-(-examples // plan.batch), 1)
-    return Batches(examples, -(-examples // plan.batch), computed)
+    return Work(examples, -(-examples // plan.batch), computed)
 
 
 def padding(
@@ -117,14 +117,14 @@ def padding(
     examples = own = slots = computed = 0
     for cohort, plan in rounds:
         devices, chunks, chunk = layout.places(len(cohort))
-        work = batches_of(plan, count[arrange(cohort, count, layout)])
-        nobody = batches_of(plan, np.zeros(devices * chunks * chunk - len(cohort)))
+        work = work_of(plan, count[arrange(cohort, count, layout)])
+        nobody = work_of(plan, np.zeros(devices * chunks * chunk - len(cohort)))
         taken = np.concatenate([work.computed, nobody.computed]).reshape(-1, chunk).max(1)
         batches = chunk * int(taken.sum())
         computed += batches
         slots += batches * plan.batch
         examples += int(work.examples.sum())
-        own += int(work.own.sum())
+        own += int(work.batches.sum())
     return {"total": 1 - examples / slots, "unequal_clients": 1 - own / computed}
 
 
@@ -145,7 +145,7 @@ def automatic_chunk(
     most = min(share, max(1, int(room / (8 * model_bytes))))
     drawn = [draw_cohort(0, number, len(count), cohort) for number in range(20)]
     by_size = np.sort(count[np.stack(drawn)])[:, ::-1][:, :: -(-cohort // share)]
-    steps = batches_of(plan, by_size).computed
+    steps = work_of(plan, by_size).computed
     alone = OVERHEAD.get(device.platform, OVERHEAD["gpu"])
     chunks = {-(-share // number) for number in range(-(-share // most), share + 1)}
     return min(chunks, key=lambda chunk: (steps[:, ::chunk].sum() * (alone + chunk), -chunk))

@@ -25,7 +25,7 @@ TASKS = Path(__file__).parent / "tasks"
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that decides a run's numbers."""
+    """All that a run is told: what to train, on what, how, and with how much memory."""
 
     algorithm: str = "fedda-sgdm"
     task: str = "digits"

@@ -36,6 +36,16 @@ class Seen(NamedTuple):
     examples: Array
 
 
+def nothing_seen() -> Seen:
+    """What work tells that takes no local steps, or is not to tell of them."""
+    return Seen(jnp.zeros(()), jnp.zeros(()))
+
+
+def no_memory(hp: Any, params: PyTree) -> tuple[()]:
+    """Most clients keep nothing from round to round."""
+    return ()
+
+
 def as_sent(sent: PyTree) -> PyTree:
     """Most uploads travel as they are."""
     return sent
@@ -134,7 +144,7 @@ def one_round(
     they are not simply the clients' ids.
     """
     before, usable = state, jnp.asarray(True)
-    seen, nonfinite = Seen(jnp.zeros(()), jnp.zeros(())), jnp.int32(0)
+    seen, nonfinite = nothing_seen(), jnp.int32(0)
     visits = []
     for number, phase in enumerate(algorithm.phases):
         clients = jnp.arange(shards.num_clients) if phase.everyone else cohort

@@ -23,7 +23,11 @@ from fedda.data.shards import Ragged, Shards, num_rows
 from fedda.errors import InputError, unknown, writing
 from fedda.terminal import err, interruptible, out
 
-data_app = typer.Typer(no_args_is_help=True, help="Data sets and how they are split over clients.")
+data_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Data sets and how they are split over clients.",
+)
 
 SHOWN_CLIENTS = 2000  # of a federation that is too large to be looked at whole
 PLAIN_SECONDS = 10.0  # between two lines of progress where there is no terminal
@@ -169,34 +173,18 @@ def data_show(
     chosen |= {} if partition is None else {"partition": partition}
     chosen |= {} if clients is None else {"clients": clients}
     resolved = config.resolve(chosen)
-    path = picture or Path(f"{task}-{resolved.partition.replace(':', '-')}.png")
-    if path.suffix not in (".png", ".pdf"):
-        raise InputError(f"the picture must be a .png or .pdf file, got {path}.")
+    if picture is not None and picture.suffix not in (".png", ".pdf"):
+        raise InputError(f"the picture must be a .png or .pdf file, got {picture}.")
     problem = tasks.load(resolved)
+    how = problem.data.get("partition", resolved.partition)
+    path = picture or Path(f"{task}-{how.replace(':', '-')}.png")
     some = _some_clients(problem.shards)
     histogram = statistics.label_histogram(some, len(problem.labels)) if problem.labels else None
-    about = statistics.describe(np.asarray(some.count), histogram)
-    whole = statistics.describe(np.asarray(problem.shards.count), None)
-    lines = {
-        "clients": f"{whole.clients:,}",
-        "examples": f"{whole.examples:,}",
-        "of a client: fewest": f"{whole.fewest:,}",
-        "of a client: median": f"{whole.median:,.5g}",
-        "of a client: most": f"{whole.most:,}",
-        "test examples": f"{num_rows(problem.test):,}",
-    }
-    if histogram is not None:
-        lines |= {
-            "labels": f"{histogram.shape[1]}",
-            "distinct labels of a client": f"{about.distinct_labels:.1f}",
-            "entropy of all labels": f"{about.label_entropy:.2f} bits",
-            "entropy of a client's labels": f"{about.client_entropy:.2f} bits",
-        }
-    title = f"{task}, {problem.data.get('partition', resolved.partition)}"
+    title = f"{task}, {how}"
     listing = Table(box=box.SIMPLE, title=escape(title), show_header=False, title_justify="left")
     listing.add_column()
     listing.add_column(justify="right")
-    for name, value in lines.items():
+    for name, value in _facts(problem, some, histogram).items():
         listing.add_row(name, value)
     out.print(listing)
     if cap := resolved.options.get("cap"):
@@ -209,6 +197,28 @@ def data_show(
         out.print(f"Drawn in {path}")
     except ImportError as error:
         err.print(escape(str(error)))
+
+
+def _facts(problem: tasks.Problem, some: Shards, histogram: np.ndarray | None) -> dict[str, str]:
+    """The sizes of all clients, and how the labels of some of them differ."""
+    whole = statistics.describe(np.asarray(problem.shards.count), None)
+    lines = {
+        "clients": f"{whole.clients:,}",
+        "examples": f"{whole.examples:,}",
+        "of a client: fewest": f"{whole.fewest:,}",
+        "of a client: median": f"{whole.median:,.5g}",
+        "of a client: most": f"{whole.most:,}",
+        "test examples": f"{num_rows(problem.test):,}",
+    }
+    if histogram is not None:
+        about = statistics.describe(np.asarray(some.count), histogram)
+        lines |= {
+            "labels": f"{histogram.shape[1]}",
+            "distinct labels of a client": f"{about.distinct_labels:.1f}",
+            "entropy of all labels": f"{about.label_entropy:.2f} bits",
+            "entropy of a client's labels": f"{about.client_entropy:.2f} bits",
+        }
+    return lines
 
 
 def _some_clients(shards: Shards | Feed) -> Shards:

@@ -81,19 +81,19 @@ def check_new(directory: Path, instead: str) -> None:
 
 def resume(
     directory: Path,
-    changes: dict[str, Any] | None = None,
+    given: dict[str, Any] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Outcome:
     """Continues the run of a directory from its newest whole checkpoint.
 
-    `changes` may repeat the run's settings but not change them, except for the number of devices:
+    `given` may repeat the run's settings but not change them, except for the number of devices:
     the next machine may have another.
     """
     text = processes.from_first(lambda: _config_of(directory).encode()).decode()
-    number = {name: value for name, value in (changes or {}).items() if name == "devices"}
+    number = {name: value for name, value in (given or {}).items() if name == "devices"}
     config = configs.resolve(tomllib.loads(text) | number)
     ours = config.flat()
-    for name, value in (changes or {}).items():
+    for name, value in (given or {}).items():
         if name not in ours or ours[name] != value:
             raise InputError(
                 f"{directory} is a run with {name} = {ours.get(name)!r}, got {value!r}. A resumed "
@@ -224,7 +224,7 @@ def _run(
     try:
         with open(directory / "metrics.jsonl" if first else os.devnull, "ab") as log:
             for evaluation in simulate.train(setup, hp, [config.seed], before.round, before.run):
-                row = {name: _json_number(value) for name, value in evaluation.row.items()}
+                row = json_numbers(evaluation.row)
                 log.write(json.dumps(row, allow_nan=False).encode() + b"\n")
                 history.append(row)
                 evaluations += 1
@@ -246,27 +246,7 @@ def _run(
         if checkpoints is not None:
             checkpoints.close()
     assert final is not None  # a run has at least one round, so an evaluation or a checkpoint
-    last, mesh = history[-1], setup.layout.mesh
-    summary = {
-        "algorithm": config.algorithm,
-        "task": config.task,
-        "seed": config.seed,
-        "metric": metric,
-        "higher_is_better": problem.higher_is_better,
-        "rounds": config.rounds,
-        "parameters": tree.size(final.state.params),
-        "final": {name: last[name] for name in ("train_loss", *setup.task.measures)},
-        "data": dict(problem.data),
-        "seconds": seconds(),
-        **{name: last[name] for name in simulate.TOTALS},
-        "precision": config.precision,
-        "device": device(),
-        "padding_waste": simulate.padding_waste(setup, config.seed),
-        "devices": 1 if mesh is None else mesh.size,  # that were used
-        "processes": jax.process_count(),
-        "versions": versions(),
-        "commit": commit(),
-    }
+    summary = _summary(config, problem, setup, history[-1], seconds())
     summary_path = directory / "summary.json"
 
     def finish() -> None:
@@ -279,12 +259,42 @@ def _run(
         if problem.final is not None:
             params = devices.here(final.state.params)
             whole = simulate.evaluate_blocks(setup.task, params, problem.final())
-            summary["whole_test_set"] = {k: _json_number(v) for k, v in whole.items()}
+            summary["whole_test_set"] = json_numbers(whole)
             summary["seconds"] = seconds()
         write_whole(summary_path, json.dumps(summary, indent=2) + "\n")
 
     processes.agreed(finish)
     return Outcome(Result(final.state, history), summary, notes)
+
+
+def _summary(
+    config: Config,
+    problem: tasks.Problem,
+    setup: simulate.Setup,
+    last: Row,
+    seconds: dict[str, float],
+) -> dict[str, Any]:
+    mesh = setup.layout.mesh
+    return {
+        "algorithm": config.algorithm,
+        "task": config.task,
+        "seed": config.seed,
+        "metric": problem.metrics[0].__name__,
+        "higher_is_better": problem.higher_is_better,
+        "rounds": config.rounds,
+        "parameters": tree.size(problem.model.shapes()),
+        "final": {name: last[name] for name in ("train_loss", *setup.task.measures)},
+        "data": dict(problem.data),
+        "seconds": seconds,
+        **{name: last[name] for name in simulate.TOTALS},
+        "precision": config.precision,
+        "device": device(),
+        "padding_waste": simulate.padding_waste(setup, config.seed),
+        "devices": 1 if mesh is None else mesh.size,  # that were used
+        "processes": jax.process_count(),
+        "versions": versions(),
+        "commit": commit(),
+    }
 
 
 def _checkpoints(directory: Path) -> "Checkpoints":
@@ -294,8 +304,12 @@ def _checkpoints(directory: Path) -> "Checkpoints":
     return Checkpoints(directory / "checkpoints")
 
 
-def _json_number(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def json_numbers(row: Row) -> Row:
+    """The row as JSON has it, which knows no infinity and no NaN: they become null."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in row.items()
+    }
 
 
 def versions() -> dict[str, str]:

@@ -15,6 +15,8 @@ def write_whole(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+    except OSError as error:  # nobody knows the temporary file, so the folder is named
+        raise OSError(error.errno, error.strerror, str(path.absolute().parent)) from error
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -1,16 +1,16 @@
-"""What a client may do: local steps, and an upload weighted by its number of examples."""
+"""What a client may do: local steps, a gradient of all its examples, and a weighted upload."""
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from fedda import tree
-from fedda.core import Seen
+from fedda.core import Seen, nothing_seen
 from fedda.data.shards import Shard
-from fedda.task import Batch, Batches
+from fedda.task import Batch, Batches, Task
 from fedda.tree import PyTree
 
 Carry = TypeVar("Carry")
@@ -40,11 +40,16 @@ def steps(
         return carry, tree.add(seen, more)
 
     if perhaps_none:
-        nothing = Seen(jnp.zeros(()), jnp.zeros(()))
-        return lax.fori_loop(0, batches.steps, body, (start, nothing))
+        return lax.fori_loop(0, batches.steps, body, (start, nothing_seen()))
     known = isinstance(batches.steps, int) and jax.default_backend() != "cpu"
     first = step(start, batches.at(jnp.int32(0)))
     return lax.fori_loop(1, batches.steps, body, first, unroll=UNROLLED if known else None)
+
+
+def full_gradient(task: Task, params: PyTree, shard: Shard, key: Array) -> PyTree:
+    """The gradient of all the client's examples as one batch, in training mode."""
+    gradient, _ = task.gradient(params, task.whole(shard, key))
+    return gradient
 
 
 class Weighted(NamedTuple):
@@ -52,6 +57,11 @@ class Weighted(NamedTuple):
 
     sum: PyTree
     weight: Array
+
+
+def is_weighted(part: Any) -> bool:
+    """For walks through an upload that stop at its weighted parts."""
+    return isinstance(part, Weighted)
 
 
 def weighted(shard: Shard, upload: PyTree) -> Weighted:

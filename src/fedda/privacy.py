@@ -34,7 +34,7 @@ clients upload besides weights (the step counts of bias=steps, say) divides by a
 import math
 from collections.abc import Callable
 from functools import lru_cache, partial
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, Literal
 
 import jax
@@ -42,11 +42,11 @@ import jax.numpy as jnp
 from jax import Array, random
 
 from fedda import tree
-from fedda.codecs import is_weighted, means, on_weighted, sums
-from fedda.core import Algorithm, Phase, Seen, as_sent
+from fedda.codecs import means, on_weighted, sums
+from fedda.core import Algorithm, Phase, Seen, as_sent, nothing_seen
 from fedda.data.shards import Shard
-from fedda.errors import InputError, unknown
-from fedda.local import Weighted
+from fedda.errors import InputError, check_whole_number, unknown
+from fedda.local import Weighted, is_weighted
 from fedda.task import Task
 from fedda.tree import PyTree
 
@@ -64,8 +64,7 @@ def private(
     """The algorithm on clipped and noisy uploads of equal weight; see above for what that hides."""
     _check_number("clip", clip, positive=True)
     _check_number("noise", noise)
-    if isinstance(clients, bool) or not isinstance(clients, Integral) or clients < 1:
-        raise InputError(f"clients must be a whole number of at least 1, got {clients!r}.")
+    check_whole_number("clients", clients, least=1)
     if where not in ("central", "local"):
         raise unknown("value of where", where, ("central", "local"))
     _check_hideable(algorithm)
@@ -83,7 +82,7 @@ def private(
         equal = on_weighted(
             lambda part: Weighted(part.sum, jnp.ones_like(part.weight)), means(upload)
         )
-        return _on_values(hidden, equal), memory, Seen(jnp.zeros(()), jnp.zeros(()))
+        return _on_values(hidden, equal), memory, nothing_seen()
 
     opened = only_summed if where == "central" else as_sent
     phases = (phase._replace(work=work, opened=opened, secret=noise > 0),)
@@ -199,8 +198,7 @@ def epsilon(
     uploads so many times: any of its uploads may become any other.
     """
     _check_number("noise", noise)
-    if isinstance(rounds, bool) or not isinstance(rounds, Integral) or rounds < 1:
-        raise InputError(f"rounds must be a whole number of at least 1, got {rounds!r}.")
+    check_whole_number("rounds", rounds, least=1)
     for name, value in (("sampling_rate", sampling_rate), ("delta", delta)):
         _check_number(name, value, positive=True)
         if value > 1:

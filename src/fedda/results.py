@@ -158,6 +158,7 @@ def table(runs: Sequence[Run], threshold: float | None = None, last: int = 5) ->
     """
     if last < 1:
         raise InputError(f"got last={last}, expected at least 1 evaluation to average")
+    last = min(last, max([1, *(len(_trained(run)) for run in runs)]))  # short runs have fewer
     metric, higher_is_better = measure(runs)
     groups = group(runs)
     means_of_last = {

@@ -14,16 +14,16 @@ from jax.sharding import Mesh, PartitionSpec
 
 from fedda import core, tree
 from fedda.cohort import Layout, Sampler, arrange, draw_cohort, padding, sum_over_clients
-from fedda.core import Algorithm
+from fedda.core import Algorithm, Traffic
 from fedda.data.feed import Block, Feed
 from fedda.data.shards import Shards, num_rows, take_rows
 from fedda.devices import everywhere
 from fedda.memory import HostMemory
 from fedda.models import Model
-from fedda.task import Plan, Task
+from fedda.task import Task
 from fedda.tree import PyTree
 
-LONGEST = 1000
+LONGEST = 1000  # rounds of one program
 AVERAGED = 100  # of the last rounds: what the papers' results are means over
 Row = dict[str, Any]
 TOTALS = ("bytes_down", "bytes_up", "nonfinite_clients", "skipped_rounds")  # of a row, cumulative
@@ -43,9 +43,7 @@ class Setup(NamedTuple):
     late_every: int = 0  # as eval_every, in the rounds that results are means over
     layout: Layout = Layout()
     sample: Sampler = draw_cohort
-    host_rounds: int | None = (
-        None  # keep client memory on the host, and fetch it for so many rounds
-    )
+    host_rounds: int | None = None  # client memory is on the host, fetched for so many rounds
 
 
 class Run(NamedTuple):
@@ -88,7 +86,7 @@ def begin(
     def one(hp: Any, key: Array) -> Run:
         params = model.init(random.fold_in(key, 0))
         kept = algorithm.memory(hp, params)
-        table = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (clients, *leaf.shape)), kept)
+        table = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (clients, *jnp.shape(leaf))), kept)
         return Run(algorithm.init(hp, params), table, jnp.int32(0), jnp.int32(0))
 
     return (jax.vmap(one) if together else one)(hp, key)
@@ -214,20 +212,10 @@ def train(
     if together:
         one = tree.take(one, jnp.asarray(0))
     sent = core.traffic(algorithm, task, *one, example(setup.shards), setup.cohort)
-    full_task = task._replace(plan=_full(task.plan))
+    full_task = task._replace(plan=task.plan.full())
     switch = setup.rounds - setup.stabilise
 
-    def row(number: int, run: Run, tally: Tally | None) -> Row:
-        values: Row = {"train_loss": np.nan if tally is None else tally.loss / tally.rounds}
-        if setup.test is not None:
-            tests = evaluate(task, together, run.state.params, *setup.test, mesh=layout.mesh)
-            values |= {name: tests[name] for name in task.measures}
-        totals = (number * sent.down, number * sent.up, run.nonfinite, run.skipped)
-        values |= dict(zip(TOTALS, totals, strict=True))
-        arrays = [np.asarray(value) for value in jax.device_get(list(values.values()))]
-        plain = [array if together and array.ndim else array.item() for array in arrays]
-        return {"round": number, **dict(zip(values, plain, strict=True))}
-
+    row = partial(_row, setup, together, sent)
     if fresh:
         yield Evaluation(0, row(0, run, None), run)
     tally = None
@@ -269,6 +257,22 @@ def train(
         span = following
 
 
+def _row(
+    setup: Setup, together: bool, sent: Traffic, number: int, run: Run, tally: Tally | None
+) -> Row:
+    """What is reported after so many rounds; `tally` is of those since the row before."""
+    values: Row = {"train_loss": np.nan if tally is None else tally.loss / tally.rounds}
+    if setup.test is not None:
+        task, mesh = setup.task, setup.layout.mesh
+        tests = evaluate(task, together, run.state.params, *setup.test, mesh=mesh)
+        values |= {name: tests[name] for name in task.measures}
+    totals = (number * sent.down, number * sent.up, run.nonfinite, run.skipped)
+    values |= dict(zip(TOTALS, totals, strict=True))
+    arrays = [np.asarray(value) for value in jax.device_get(list(values.values()))]
+    plain = [array if together and array.ndim else array.item() for array in arrays]
+    return {"round": number, **dict(zip(values, plain, strict=True))}
+
+
 def start(setup: Setup, hp: Any, seeds: Sequence[int]) -> Run:
     """A run, or several, before the first round."""
     algorithm, model, together = setup.algorithm, setup.task.model, len(seeds) > 1
@@ -292,20 +296,16 @@ def is_evaluated(setup: Setup, number: int) -> bool:
     return setup.late_every > 0 and late and left % setup.late_every == 0
 
 
-def _full(plan: Plan) -> Plan:
-    return Plan(plan.batch, unit="full")
-
-
-def padding_waste(setup: Setup, seed: int, sample: int = 500) -> dict[str, float]:
+def padding_waste(setup: Setup, seed: int) -> dict[str, float]:
     """How much of the local work is padding, in a sample of a run's rounds; see `padding`."""
     plan, shards = setup.task.plan, setup.shards
     switch = setup.rounds - setup.stabilise
     rounds = (
         (
             setup.sample(seed, number, shards.num_clients, setup.cohort),
-            plan if number < switch else _full(plan),
+            plan if number < switch else plan.full(),
         )
-        for number in range(0, setup.rounds, max(1, setup.rounds // sample))
+        for number in range(0, setup.rounds, max(1, setup.rounds // 500))
     )
     return padding(setup.layout, rounds, np.asarray(shards.count))
 

@@ -174,14 +174,10 @@ def _points(config: Config, grid: Grid, seeds: int) -> dict[Point, Any]:
 
 def _line(grid: Grid, point: Point, row: Row) -> Row:
     """What is written about a run."""
-    finite = {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in row.items()
-    }
     return {
         "hyper": dict(zip(grid, point.values, strict=True)),
         "seed": point.seed,
-        **finite,
+        **experiment.json_numbers(row),
         "failures": row["nonfinite_clients"] + row["skipped_rounds"],
     }
 
@@ -216,13 +212,8 @@ def _opened(directory: Path, config: Config, grid: Grid) -> dict[Point, Row]:
 
 def check_directory(directory: Path, first: str, kind: str = "sweep") -> None:
     """Refuses what is neither empty nor has what such a sweep writes there first."""
-    if directory.exists() and not directory.is_dir():
-        raise InputError(f"{directory} is a file. Give another --out.")
-    if not directory.exists() or (directory / first).exists():
-        return
-    # A kill in the first moment leaves nothing but a hidden part of a file.
-    if any(each.name[0] != "." for each in directory.iterdir()):
-        raise InputError(f"{directory} is not empty and holds no {kind}. Give another --out.")
+    if not (directory / first).exists():
+        experiment.check_new(directory, f"that of a {kind} to finish.")
 
 
 def rank(lines: Iterable[Row], grid: Grid, by: str, higher_is_better: bool) -> list[dict[str, Any]]:

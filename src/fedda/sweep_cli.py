@@ -16,18 +16,20 @@ from rich.table import Column, Table
 
 from fedda import config, halving, heatmap, sweep
 from fedda.errors import InputError
-from fedda.terminal import err, interruptible, new_directory, out, print_whole
+from fedda.terminal import (
+    Json,
+    Quiet,
+    Settings,
+    err,
+    interruptible,
+    new_directory,
+    out,
+    print_whole,
+)
 
 
 def sweep_command(
-    settings: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[CONFIG.toml] [KEY=VALUE]...",
-            help="A configuration file, then single settings that override it.",
-            show_default=False,
-        ),
-    ] = None,
+    settings: Settings = None,
     grid: Annotated[
         list[str] | None,
         typer.Option(
@@ -61,10 +63,8 @@ def sweep_command(
         Path | None,
         typer.Option("--out", help="A new directory, or one to finish.", show_default="runs/..."),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object and nothing else.")
-    ] = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
 ) -> None:
     """Train every point of one algorithm's grid, many at once, and find the best.
 

@@ -28,6 +28,10 @@ class Plan(NamedTuple):
     amount: int = 1
     unit: Literal["steps", "epochs", "full"] = "steps"
 
+    def full(self) -> "Plan":
+        """The plan of the rounds in which a client takes one step with all its examples."""
+        return Plan(self.batch, unit="full")
+
 
 @partial(
     jax.tree_util.register_dataclass,

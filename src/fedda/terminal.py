@@ -1,4 +1,4 @@
-"""What the commands share to speak to a person.
+"""What the commands share to speak to a person, and options that several of them have.
 
 Results go to standard output; what a person reads meanwhile goes to standard error.
 """
@@ -8,11 +8,24 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[CONFIG.toml] [KEY=VALUE]...",
+        help="A configuration file, then single settings that override it.",
+        show_default=False,
+    ),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)

@@ -23,7 +23,6 @@ from fedda import simulate, tree
 from fedda.data.feed import Feed
 from fedda.errors import InputError
 from fedda.simulate import Row, Setup
-from fedda.task import Plan
 from fedda.tree import PyTree
 
 SHARE = 0.75  # of the free memory; the rest is for what the compiler does not see
@@ -157,7 +156,7 @@ def _compile(setup: Setup, hypers: Any, seeds: Sequence[int], size: int) -> int:
     cohorts = span.cohorts if together else span.cohorts[0]
     kinds = [task] if setup.stabilise < setup.rounds else []
     if setup.stabilise:
-        kinds.append(task._replace(plan=Plan(task.plan.batch, unit="full")))
+        kinds.append(task._replace(plan=task.plan.full()))
     programs = [
         simulate.segment.lower(
             algorithm, kind, layout, together, hp, run, span.shards, key, cohorts, None, 0, 1

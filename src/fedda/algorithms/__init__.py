@@ -134,9 +134,15 @@ def domains(Hyper: Any) -> dict[str, Domain]:
     return {field: hints[field].__metadata__[0] for field in Hyper._fields}
 
 
-def hyper(name: str, algorithm: Algorithm, values: Mapping[str, float]) -> Any:
+def plain(value: Any) -> Any:
+    """A number that NumPy or JAX made as one of Python's; anything else as it is."""
+    return value.item() if getattr(value, "shape", None) == () else value
+
+
+def hyper(name: str, algorithm: Algorithm, values: Mapping[str, Any]) -> Any:
     """The `Hyper` of an algorithm with these values and its defaults, checked."""
     known = domains(algorithm.Hyper)
+    values = {field: plain(value) for field, value in values.items()}
     for field, value in values.items():
         if field not in known:
             raise unknown(f"hyper-parameter of {name}", field, known)
@@ -144,7 +150,7 @@ def hyper(name: str, algorithm: Algorithm, values: Mapping[str, float]) -> Any:
             raise InputError(f"{field} of {name} must be {known[field].words}, got {value!r}.")
         used = float(jnp.asarray(float(value)))  # 1 - 1e-9 is 1 in single precision
         if not known[field].allows(used):
-            rounded = known[field].allows(value)
+            rounded = known[field].allows(float(value))
             as_used = f", which is {used:g} in {jnp.zeros(()).dtype}" if rounded else ""
             raise InputError(
                 f"{field} of {name} must be {known[field].words}, got {value!r}{as_used}."

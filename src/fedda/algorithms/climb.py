@@ -40,7 +40,7 @@ from jax import Array
 
 from fedda import local, tree
 from fedda.algorithms import Reduction, fedavg
-from fedda.core import Algorithm, NonNegative, Phase, Positive, Seen
+from fedda.core import Algorithm, NonNegative, Phase, Positive, Seen, nothing_seen
 from fedda.data.shards import Shard
 from fedda.task import Task
 from fedda.tree import PyTree
@@ -127,8 +127,7 @@ def update_multiplier(
     ascent = hp.dual_lr / shard.num_clients * (loss - mean_loss - hp.eps)
     multiplier = jnp.clip(memory.multiplier + ascent, 0, LARGEST)
     change = (multiplier - memory.multiplier) / shard.num_clients
-    nothing = jnp.zeros(())
-    return change, Memory(multiplier, nothing, nothing), Seen(nothing, nothing)
+    return change, Memory(multiplier, jnp.zeros(()), jnp.zeros(())), nothing_seen()
 
 
 def merge_multipliers(hp: Hyper, state: State, change: Array) -> State:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from jax import Array
 
 from fedda import local, tree
-from fedda.core import Algorithm, Phase, Positive, Seen
+from fedda.core import Algorithm, Phase, Positive, Seen, no_memory
 from fedda.data.shards import Shard
 from fedda.task import Batch, Task
 from fedda.tree import PyTree
@@ -30,10 +30,6 @@ class State(NamedTuple):
 
 def init(hp: Any, params: PyTree) -> State:
     return State(params)
-
-
-def memory(hp: Any, params: PyTree) -> tuple[()]:
-    return ()
 
 
 def send(hp: Any, state: State) -> PyTree:
@@ -57,7 +53,7 @@ def merge(hp: Any, state: State, total: local.Weighted) -> State:
 
 def make() -> Algorithm:
     """FedAvg (McMahan et al. 2017): local SGD, averaged."""
-    return Algorithm(Hyper, init, memory, (Phase(send, work, merge),))
+    return Algorithm(Hyper, init, no_memory, (Phase(send, work, merge),))
 
 
 variants = {"fedavg": make}

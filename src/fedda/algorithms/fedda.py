@@ -53,7 +53,7 @@ from jax import Array
 
 from fedda import local, tree
 from fedda.algorithms import Reduction
-from fedda.core import Algorithm, Decay, NonNegative, Phase, Positive, Seen
+from fedda.core import Algorithm, Decay, NonNegative, Phase, Positive, Seen, no_memory
 from fedda.data.shards import Shard
 from fedda.task import Batch, Task
 from fedda.tree import PyTree
@@ -104,10 +104,6 @@ class Upload(NamedTuple):
     momentum: PyTree  # m
     steps: PyTree = ()  # T, the number of local steps
     decay: PyTree = ()  # beta1^T
-
-
-def memory(hp: Any, params: PyTree) -> tuple[()]:
-    return ()
 
 
 def send(hp: Any, state: State) -> Message:
@@ -175,12 +171,11 @@ def following(momentum: Momentum, state: State, upload: Upload) -> PyTree:
     return upload.momentum if momentum == "kept" else tree.zeros_like(state.momentum)
 
 
-def init_sgdm(hp: SGDM, params: PyTree) -> State:
-    return State(params, tree.zeros_like(params))
-
-
 def sgdm(sends: Sends = "both", momentum: Momentum = "kept") -> Algorithm:
     """FedDA+SGDM (Jin et al. 2022): the server moves by a decoupled global momentum."""
+
+    def init(hp: SGDM, params: PyTree) -> State:
+        return State(params, tree.zeros_like(params))
 
     def merge(hp: SGDM, state: State, total: local.Weighted) -> State:
         upload = mean(sends, state, total)
@@ -188,7 +183,7 @@ def sgdm(sends: Sends = "both", momentum: Momentum = "kept") -> Algorithm:
         params = tree.axpy(-hp.server_lr * hp.client_lr, P, state.params)
         return State(params, following(momentum, state, upload))
 
-    return Algorithm(SGDM, init_sgdm, memory, (phase(sends, work, merge),))
+    return Algorithm(SGDM, init, no_memory, (phase(sends, work, merge),))
 
 
 Units = Literal["grad", "delta"]
@@ -224,7 +219,7 @@ def adagrad(
         params = adaptive_step(hp, units, state.params, G, V)
         return State(params, following(momentum, state, upload), V)
 
-    return Algorithm(AdaGrad, init, memory, (phase(sends, work, merge),))
+    return Algorithm(AdaGrad, init, no_memory, (phase(sends, work, merge),))
 
 
 def adam(
@@ -262,7 +257,7 @@ def adam(
         return State(params, following(momentum, state, upload), V, rounds, unfilled)
 
     counting_work = partial(work, count_steps=count_steps)
-    return Algorithm(Adam, init, memory, (phase(sends, counting_work, merge),))
+    return Algorithm(Adam, init, no_memory, (phase(sends, counting_work, merge),))
 
 
 variants = {"fedda-sgdm": sgdm, "fedda-adam": adam, "fedda-adagrad": adagrad}

@@ -10,8 +10,9 @@ A round has two exchanges, with the same clients. f_i is the mean loss of all ex
 
 At y = W the step is that of G, so the round of clients with one full-batch step each is a step of
 gradient descent on the cohort's loss. Client i computes grad f_i(W) in A and again in B, so that it
-need not keep it; a model with dropout draws its noise anew. From memory of the paper, unchecked:
-all clients take part there, batches are full, the mean is plain, server_lr is 1 and e tau_i is the
+need not keep it; a model with dropout draws its noise anew. In the paper all clients take part, the
+mean is plain and server_lr is 1 (so WilliamYi96/VR-ProxSkip, main_0002.py, and zuangwang/fedrecu,
+trainers.py, read it); from memory of the paper, unchecked: batches are full, and e tau_i is the
 same for all clients, where tau_i is the number of local steps. A cohort that is a sample, mini-
 batches and N_i make it fit for many clients.
 
@@ -24,10 +25,10 @@ Options:
     client_topk  on: client i sends h' = C(R_i + h) in place of h and keeps R_i <- R_i + h - h';
                  its own steps use the exact grad f_i(W).
 C keeps those ceil(d / delta) of all d entries that are largest in magnitude and makes the others 0;
-delta is server_delta or client_delta, and 1 keeps everything. E and R_i begin at 0. All this is
-from memory of the paper, unchecked. Messages are counted as if the zeros were sent. At a minimum
-G is 0 but h_i is not: server_topk can come to rest there, client_topk circles around it, at a
-distance that shrinks with client_lr.
+delta is server_delta or client_delta, and 1 keeps everything. E and R_i begin at 0. By its abstract
+the paper sparsifies gradients; how, as told here, is from memory of it, unchecked. Messages are
+counted as if the zeros were sent. At a minimum G is 0 but h_i is not: server_topk can come to rest
+there, client_topk circles around it, at a distance that shrinks with client_lr.
 
 Weighting: by the number of examples. The server keeps W (G only within a round, and E); clients
 keep nothing, but R_i, one model, with client_topk.
@@ -43,7 +44,7 @@ from jax.flatten_util import ravel_pytree
 
 from fedda import local, tree
 from fedda.algorithms import Reduction
-from fedda.core import Algorithm, Domain, Phase, Positive, Seen
+from fedda.core import Algorithm, Domain, Phase, Positive, Seen, nothing_seen
 from fedda.data.shards import Shard
 from fedda.task import Batch, Task
 from fedda.tree import PyTree
@@ -116,11 +117,6 @@ def send_point(hp: Any, state: State) -> PyTree:
     return state.params
 
 
-def full_gradient(task: Task, params: PyTree, shard: Shard, key: Array) -> PyTree:
-    gradient, _ = task.gradient(params, task.whole(shard, key))
-    return gradient
-
-
 def send_gradient(hp: Any, state: State) -> Message:
     return Message(state.params, state.gradient)
 
@@ -147,11 +143,10 @@ def make(
     def give_gradient(
         hp: Any, task: Task, params: PyTree, unsent: PyTree, shard: Shard, key: Array
     ) -> tuple[local.Weighted, PyTree, Seen]:
-        gradient = full_gradient(task, params, shard, key)
+        gradient = local.full_gradient(task, params, shard, key)
         if client_topk == "on":
             gradient, unsent = compress(hp.client_delta, gradient, unsent)
-        nothing = Seen(jnp.zeros(()), jnp.zeros(()))  # the training loss is that of the steps
-        return local.weighted(shard, gradient), unsent, nothing
+        return local.weighted(shard, gradient), unsent, nothing_seen()
 
     def merge_gradients(hp: Any, state: State, total: local.Weighted) -> State:
         gradient, unsent = local.mean(total), state.unsent
@@ -168,7 +163,7 @@ def make(
             steps = jnp.asarray(batches.steps, lr.dtype)
             lr = lr / jnp.maximum(steps, 1)  # an empty client takes none
         if same_batch == "no":
-            fixed = full_gradient(task, message.params, shard, key)
+            fixed = local.full_gradient(task, message.params, shard, key)
 
         def step(y: PyTree, batch: Batch) -> tuple[PyTree, Seen]:
             gradient, seen = task.gradient(y, batch)

@@ -37,7 +37,7 @@ from jax.typing import ArrayLike
 
 from fedda import local, tree
 from fedda.algorithms import Reduction, fedavg
-from fedda.core import Algorithm, Decay, Phase, Positive, Seen
+from fedda.core import Algorithm, Decay, Phase, Positive, Seen, no_memory
 from fedda.data.shards import Shard
 from fedda.task import Batch, Task
 from fedda.tree import PyTree
@@ -126,7 +126,7 @@ def federated(optimiser: Optimiser, correction: Correction) -> Algorithm:
         return fedavg.State(tree.axpy(hp.server_lr, moved, state.params))
 
     phases = (Phase(fedavg.send, work, merge),)
-    return Algorithm(optimiser.Hyper, fedavg.init, fedavg.memory, phases)
+    return Algorithm(optimiser.Hyper, fedavg.init, no_memory, phases)
 
 
 def sgdm(correction: Correction = "joint") -> Algorithm:
@@ -157,7 +157,7 @@ def adam(correction: Correction = "joint") -> Algorithm:
         u = tree.blend(hp.beta1, moments.first, g)
         v = tree.blend(hp.beta2, moments.second, tree.square(g))
         first, second = tree.scale(1 / (1 - hp.beta1**k), u), tree.scale(1 / (1 - hp.beta2**k), v)
-        direction = jax.tree.map(jnp.divide, first, damped_root(hp, second))
+        direction = tree.over_root(first, second, hp.eps)
         return direction, Moments(u, v, k), jax.tree.map(jnp.reciprocal, damped_root(hp, v))
 
     return federated(Optimiser(Adam, lambda hp: hp.beta1, start, step), correction)

@@ -26,8 +26,10 @@ Option form:
               same with a server_lr that is 1 / (1 - beta1) times as large: so is its default.
 
 The default rates and tau are the best that the authors found for EMNIST characters (their code,
-optimization/docs/hyperparameters.md). From memory of the paper, unchecked: the paper form, the
-start of v and beta2 = 0.99.
+optimization/docs/hyperparameters.md). The paper form is algorithm 2 of the paper, as others read it
+too: v starts at tau² or above (conflux-fl/conflux-fl, crates/conflux-core/src/optimization.rs;
+wenh06/fl-sim), beta1 is 0.9 and beta2 0.99 (conflux-fl; Flower). Its mean is plain, that of the
+authors' code weighted by the number of examples.
 
 Weighting: by the number of examples. Clients keep nothing; the server keeps W, m and v (and r).
 Communication, in models: 1 down, 1 up.
@@ -42,7 +44,7 @@ from jax.typing import ArrayLike
 
 from fedda import local, tree
 from fedda.algorithms import Reduction, fedavg
-from fedda.core import Algorithm, Decay, Phase, Positive
+from fedda.core import Algorithm, Decay, Phase, Positive, no_memory
 from fedda.tree import PyTree
 
 
@@ -97,7 +99,7 @@ def with_server(
     merge: Callable[[Any, State, local.Weighted], State],
 ) -> Algorithm:
     """FedAvg's clients with this server."""
-    return Algorithm(Hyper, init, fedavg.memory, (Phase(fedavg.send, fedavg.work, merge),))
+    return Algorithm(Hyper, init, no_memory, (Phase(fedavg.send, fedavg.work, merge),))
 
 
 def start_of_second(hp: Any, form: Form, params: PyTree) -> PyTree:

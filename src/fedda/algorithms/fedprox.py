@@ -14,7 +14,7 @@ from jax import Array
 
 from fedda import local, tree
 from fedda.algorithms import Reduction, fedavg
-from fedda.core import Algorithm, NonNegative, Phase, Positive, Seen
+from fedda.core import Algorithm, NonNegative, Phase, Positive, Seen, no_memory
 from fedda.data.shards import Shard
 from fedda.task import Batch, Task
 from fedda.tree import PyTree
@@ -40,7 +40,7 @@ def work(
 
 def make() -> Algorithm:
     """FedProx (Li et al. 2020): FedAvg with a pull back to the server's point."""
-    return Algorithm(Hyper, fedavg.init, fedavg.memory, (Phase(fedavg.send, work, fedavg.merge),))
+    return Algorithm(Hyper, fedavg.init, no_memory, (Phase(fedavg.send, work, fedavg.merge),))
 
 
 variants = {"fedprox": make}

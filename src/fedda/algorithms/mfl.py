@@ -25,8 +25,10 @@ Option (sgdm):
               which is the same with a client_lr that is 1 / (1 - gamma) times as large: so is its
               default.
 
-From memory of the paper, unchecked: gamma = 0.5, client_lr = 0.002, deterministic gradients, and
-the weights. The defaults are our own: gamma = 0.9 is the beta1 of what MFL is compared with.
+That momentum is averaged and sent is also how JedMills/FedGBO reads the paper (fl_algs.py), with
+plain means, and for Adam as well, without bias correction. The abstract of the paper speaks of
+gradient descent, not of mini-batches. From memory of it, unchecked: gamma = 0.5, client_lr = 0.002
+and the weights. The defaults are our own: gamma = 0.9 is the beta1 of what MFL is compared with.
 
 Weighting: by the number of examples. Clients keep nothing; the server keeps W, M, V and t0.
 Communication, in models: 2 down, 2 up (mfl-sgdm, mfl-adagrad); 3 down, 3 up (mfl-adam).
@@ -41,7 +43,7 @@ from jax import Array
 
 from fedda import local, tree
 from fedda.algorithms import Reduction
-from fedda.core import Algorithm, Decay, Phase, Positive, Seen
+from fedda.core import Algorithm, Decay, Phase, Positive, Seen, no_memory
 from fedda.data.shards import Shard
 from fedda.task import Batch, Task
 from fedda.tree import PyTree
@@ -81,10 +83,6 @@ class State(NamedTuple):
 Step = Callable[[Any, State, PyTree], State]  # (hp, state, gradient) -> state
 
 
-def memory(hp: Any, params: PyTree) -> tuple[()]:
-    return ()
-
-
 def send(hp: Any, state: State) -> State:
     return state
 
@@ -107,7 +105,7 @@ def averaged(Hyper: Any, init: Callable[[Any, PyTree], State], step: Step) -> Al
         end, seen = local.steps(one, message, task.batches(shard, key))
         return local.weighted(shard, tree.sub(end, message)), memory, seen
 
-    return Algorithm(Hyper, init, memory, (Phase(send, work, merge),))
+    return Algorithm(Hyper, init, no_memory, (Phase(send, work, merge),))
 
 
 def sgdm(damping: Literal["off", "on"] = "off") -> Algorithm:

@@ -23,14 +23,17 @@ In Mime c is needed before the local steps, so a round has two exchanges: W down
 W, s, c down and y - W up. A client keeps nothing in between, so W is sent twice.
 
 Option (adam, adagrad):
-    denominator  fresh: U takes v after V(d; s), which is then thrown away, as public code does; so
-                 it is one step of the usual optimiser, and for Adam, with bias correction for
-                 r + 1 steps after r rounds. frozen: U as above, the reading of the paper, without
-                 bias correction. In the first round v = 0, and d / eps explodes, so U(d; s) = d
-                 there. A coordinate that had no gradient before is still divided by eps alone.
+    denominator  fresh: U takes v after V(d; s), which is then thrown away, as in FedJAX and
+                 TensorFlow Federated; so it is one step of the usual optimiser, and for Adam, with
+                 bias correction for r + 1 steps after r rounds. frozen: U as above, the reading of
+                 the paper, without bias correction. In the first round v = 0, and d / eps explodes,
+                 so U(d; s) = d there. A coordinate that had no gradient before is still divided by
+                 eps alone.
 
-From memory of the paper, unchecked: U, V and the defaults of the betas and eps; its server has
-server_lr = 1 and averages c_i uniformly.
+U and V of sgdm and adam (frozen), server_lr = 1 and the plain mean of the c_i and the y_i are also
+how JedMills/FedGBO reads the paper (optimizers.py, fl_algs.py), but for a v that starts at 1; all
+its runs of Adam have beta2 = 0.99 and eps = 1e-3. From memory of the paper, unchecked: that these
+are its numbers, beta and beta1 = 0.9, and adagrad, in whose place FedGBO has RMSProp.
 
 Weighting: by the number of examples. Clients keep nothing; the server keeps W and s.
 Communication, in models: 2 down, 2 up (mimelite-sgdm, mimelite-adagrad); 3 down, 2 up
@@ -45,7 +48,7 @@ from jax import Array
 
 from fedda import local, tree
 from fedda.algorithms import Reduction
-from fedda.core import Algorithm, Decay, Phase, Positive, Seen
+from fedda.core import Algorithm, Decay, Phase, Positive, Seen, no_memory, nothing_seen
 from fedda.data.shards import Shard
 from fedda.task import Batch, Task
 from fedda.tree import PyTree
@@ -97,22 +100,12 @@ class Upload(NamedTuple):
     gradient: PyTree  # c_i
 
 
-def memory(hp: Any, params: PyTree) -> tuple[()]:
-    return ()
-
-
 def send(hp: Any, state: State) -> State:
     return state
 
 
 def send_params(hp: Any, state: State) -> PyTree:
     return state.params
-
-
-def full_gradient(task: Task, params: PyTree, shard: Shard, key: Array) -> PyTree:
-    """c_i, in training mode."""
-    gradient, _ = task.gradient(params, task.whole(shard, key))
-    return gradient
 
 
 def mimelite(base: Base) -> Algorithm:
@@ -129,7 +122,7 @@ def mimelite(base: Base) -> Algorithm:
 
         W = message.params
         y, seen = local.steps(step, W, task.batches(shard, key))
-        upload = Upload(tree.sub(y, W), full_gradient(task, W, shard, key))
+        upload = Upload(tree.sub(y, W), local.full_gradient(task, W, shard, key))
         return local.weighted(shard, upload), memory, seen
 
     def merge(hp: Any, state: State, total: local.Weighted) -> State:
@@ -137,7 +130,7 @@ def mimelite(base: Base) -> Algorithm:
         params = tree.axpy(hp.server_lr, upload.moved, state.params)
         return State(params, base.track(hp, upload.gradient, state.statistics))
 
-    return Algorithm(base.Hyper, init, memory, (Phase(send, work, merge),))
+    return Algorithm(base.Hyper, init, no_memory, (Phase(send, work, merge),))
 
 
 def mime(base: Base) -> Algorithm:
@@ -147,9 +140,8 @@ def mime(base: Base) -> Algorithm:
     def measure(
         hp: Any, task: Task, params: PyTree, memory: PyTree, shard: Shard, key: Array
     ) -> tuple[local.Weighted, PyTree, Seen]:
-        gradient = full_gradient(task, params, shard, key)
-        unseen = Seen(jnp.zeros(()), jnp.zeros(()))  # the training loss is that of the local steps
-        return local.weighted(shard, gradient), memory, unseen
+        gradient = local.full_gradient(task, params, shard, key)
+        return local.weighted(shard, gradient), memory, nothing_seen()
 
     def keep(hp: Any, state: State, total: local.Weighted) -> State:
         return state._replace(gradient=local.mean(total))
@@ -173,7 +165,7 @@ def mime(base: Base) -> Algorithm:
         return State(params, statistics, state.gradient)
 
     phases = Phase(send_params, measure, keep), Phase(send, work, merge)
-    return Algorithm(base.Hyper, init, memory, phases)
+    return Algorithm(base.Hyper, init, no_memory, phases)
 
 
 Denominator = Literal["fresh", "frozen"]

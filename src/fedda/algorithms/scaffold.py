@@ -13,9 +13,10 @@ All c begin at 0, and c is always the mean of the c_i of all clients, whether vi
 printed as c_i+ = c_i - c + (W - y) / (K_i client_lr); that is the same number, with cancellation.
 
 Options:
-    control    II or I, as above. From memory of the paper, unchecked: II is its default.
-    weighting  examples: as above. uniform: 1 in place of N_i, so W moves by the plain mean (from
-               memory of the paper, unchecked: its own choice).
+    control    II or I, as above. The paper finds I at times more stable and II cheaper, and uses
+               II in all its experiments (its section 4).
+    weighting  examples: as above. uniform: 1 in place of N_i, so W moves by the plain mean, as in
+               the paper (its algorithm 1).
 
 Weighting: the moves by the number of examples, c by nothing. So under both weightings it comes to
 rest where the *unweighted* mean of the clients' gradients is 0, however many examples each has.
@@ -92,8 +93,7 @@ def work(
         steps = jnp.asarray(batches.steps, jnp.result_type(float))
         new = tree.scale(1 / jnp.maximum(steps, 1), total)  # an empty client takes none
     else:
-        everything = task.whole(shard, key)
-        new, _ = task.gradient(server.params, everything)
+        new = local.full_gradient(task, server.params, shard, key)
     moved = tree.sub(y, server.params)
     upload = Upload(
         local.weighted(shard, moved)

@@ -24,9 +24,9 @@ Option:
     schedule  constant: eta = client_lr and a. theory: eta_t = kappa / (w + sigma2 t)^(1/3) and
               a_t = min(1, c eta_t²), which all but stops forgetting once eta is small.
 
-From memory of the paper, unchecked: all of it, as no public code was found; in the paper all
-clients take part and count alike. Ranges from memory: kappa 0.01 to 0.5, c 1 to 10, w = 1.
-Several local steps drift from the optimum, as FedAvg's do; one does not.
+From memory of the paper, unchecked: all of it, as of the paper only its abstract and no public code
+was found; in the paper all clients take part and count alike. Ranges from memory: kappa 0.01 to
+0.5, c 1 to 10, w = 1. Several local steps drift from the optimum, as FedAvg's do; one does not.
 
 Weighting: by the number of examples. Clients keep nothing; the server keeps X, D, t_r and its W.
 Communication, in models: 2 down, 2 up.
@@ -41,8 +41,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from fedda import local, tree
-from fedda.algorithms import Reduction, fedavg
-from fedda.core import Algorithm, Domain, NonNegative, Phase, Positive, Seen
+from fedda.algorithms import Reduction
+from fedda.core import Algorithm, Domain, NonNegative, Phase, Positive, Seen, no_memory
 from fedda.data.shards import Shard
 from fedda.task import Batch, Task
 from fedda.tree import PyTree
@@ -135,7 +135,7 @@ def make(schedule: Literal["constant", "theory"] = "constant") -> Algorithm:
     """STEM (Khanduri et al. 2021): local STORM momentum, averaged with the models."""
     Hyper, rates = SCHEDULES[schedule]
     phase = Phase(send, partial(work, rates), partial(merge, rates))
-    return Algorithm(Hyper, init, fedavg.memory, (phase,))
+    return Algorithm(Hyper, init, no_memory, (phase,))
 
 
 variants = {"stem": make}

@@ -144,13 +144,24 @@ def _checked(values: Any, name: str) -> np.ndarray:
         array = np.asarray(values)
     except ValueError:  # NumPy's word for rows of different lengths
         array = np.asarray(None)
+    if isinstance(next(array.flat, None), (str, bytes)):
+        raise InputError(
+            f"{name} is text; expected numbers. Those of labels are np.searchsorted(classes, "
+            "labels), with one sorted list of the classes of all clients."
+        )
     if array.ndim == 0 or array.dtype.kind not in "biuf":
         raise InputError(
             f"{name} is ragged or not numeric; expected one array whose first axis counts "
             "examples. Pad or crop its rows to one length."
         )
+    given = array
     with np.errstate(over="ignore"):  # what overflows on the device is refused below
         array = array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
+    if array.dtype.kind in "iu" and not np.array_equal(array, given):
+        raise InputError(
+            f"{name} has whole numbers that do not fit into {array.dtype}, the largest type that "
+            "JAX uses by default. Scale them, or set jax_enable_x64."
+        )
     if array.dtype.kind == "f":
         finite = np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
         if not finite.all():

@@ -26,6 +26,10 @@ class Model(NamedTuple):
     train: Callable[[Params, Any, Array], Any] | None = None  # (params, x, key), if not `apply`
     penalty: Callable[[Params], Array] | None = None  # added to a batch's loss where it is learnt
 
+    def shapes(self) -> Params:
+        """The shapes and types of the parameters; nothing is computed."""
+        return jax.eval_shape(self.init, jax.random.key(0))
+
 
 def with_input(
     model: Model,
@@ -82,6 +86,14 @@ def _cast(tree: Any, dtype: Any) -> Any:
     return jax.tree.map(cast, tree)
 
 
+def _is_module(function: str, argument: str, module: Any) -> InputError:
+    name = type(module).__name__
+    return InputError(
+        f"{function} takes a function that makes a module, so that every seed begins anew, got a "
+        f"{name}. Write {function}(lambda {argument}: {name}(..., {argument}={argument}))."
+    )
+
+
 def from_nnx(make: Callable[[Any], Any]) -> Model:
     """A model from a Flax NNX module; `make(rngs)` builds the module.
 
@@ -89,6 +101,9 @@ def from_nnx(make: Callable[[Any], Any]) -> Model:
     and other noise work: the training pass reseeds the module from its key.
     """
     from flax import nnx
+
+    if isinstance(make, nnx.Module):
+        raise _is_module("from_nnx", "rngs", make)
 
     def build(key: Array) -> Any:
         return make(nnx.Rngs(key))
@@ -134,6 +149,8 @@ def from_equinox(make: Callable[[Array], Any]) -> Model:
     """
     import equinox as eqx
 
+    if any(map(eqx.is_array, jax.tree.leaves(make))):
+        raise _is_module("from_equinox", "key", make)
     example = make(jax.random.key(0))
     _, static = eqx.partition(example, eqx.is_inexact_array)
     noisy = "key" in inspect.signature(type(example).__call__).parameters

@@ -4,6 +4,7 @@ import inspect
 from typing import Any, get_type_hints
 
 import jax
+import jax.numpy as jnp
 from jax import random
 
 from fedda.core import Algorithm, Domain, Phase, Seen
@@ -48,7 +49,8 @@ def check_work(record: Algorithm, hyper: Any, task: Task, shards: Shards) -> Non
     """Refuses functions of a record that do not give what a round needs; nothing is run."""
 
     def exchange(hp: Any, params: PyTree, shards: Shards) -> None:
-        state, own = record.init(hp, params), record.memory(hp, params)
+        state = before = record.init(hp, params)
+        own = record.memory(hp, params)
         if not hasattr(state, "params"):
             raise InputError(
                 f"init of an Algorithm must give a state with a field params, got "
@@ -64,5 +66,30 @@ def check_work(record: Algorithm, hyper: Any, task: Task, shards: Shards) -> Non
                     f"work of phase {number} gave {len(given)} values ({kinds}); it must return "
                     "(upload, memory, fedda.core.Seen(loss, examples))."
                 )
+            upload, kept, _ = found
+            _check_alike(f"work of phase {number}", "memory", kept, own)
+            state = phase.merge(hp, state, phase.opened(upload))
+        _check_alike("the last merge", "state", state, before)
 
-    jax.eval_shape(exchange, hyper, jax.eval_shape(task.model.init, random.key(0)), shards)
+    jax.eval_shape(exchange, hyper, task.model.shapes(), shards)
+
+
+def _check_alike(maker: str, name: str, got: PyTree, expected: PyTree) -> None:
+    """Refuses what would be broadcast or cast in silence when it takes the other's place."""
+    found, wanted = _types(name, got), _types(name, expected)
+    for path in {**wanted, **found}:
+        of_found, of_wanted = (types.get(path, "absent") for types in (found, wanted))
+        if of_found != of_wanted:
+            raise InputError(
+                f"{maker} must give a {name} of the same types and shapes as at the start: there "
+                f"{path} is {of_wanted}, here {of_found}."
+            )
+
+
+def _types(name: str, tree: PyTree) -> dict[str, str]:
+    leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
+    types = {
+        name + jax.tree_util.keystr(path): f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"
+        for path, leaf in leaves
+    }
+    return types | {"the structure": str(structure)}
