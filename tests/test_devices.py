@@ -42,7 +42,7 @@ def python(code: str, **environment: str) -> list[str]:
         env=plain | environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

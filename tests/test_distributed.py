@@ -90,7 +90,7 @@ def on(port: int, words: list[str], *more: str) -> list[str]:
     return [word.replace(":8476", f":{port}") for word in words] + list(more)
 
 
-def end(process: "Process[str]", within: float = 120) -> tuple[int, str, str]:
+def end(process: "Process[str]", within: float = 600) -> tuple[int, str, str]:
     out, err = process.communicate(timeout=within)
     return process.returncode, out, err
 

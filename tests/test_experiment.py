@@ -123,18 +123,20 @@ def test_kill_at_any_moment_and_resume(tmp_path: Path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert start(whole, *words, "--out", str(whole)).wait() == 0
 
-    arguments = [*words, "--out", str(killed)]
+    arguments, kills = [*words, "--out", str(killed)], 0
     for _ in range(4):
+        if (killed / "summary.json").exists():  # a busy machine may kill too late
+            break
         process = start(killed, *arguments)
         enough = lines(killed / "metrics.jsonl") + rng.randrange(1, 16)
         while lines(killed / "metrics.jsonl") < enough and process.poll() is None:
             time.sleep(0.002)
         time.sleep(rng.random() * 0.03)  # most of a round is spent writing its checkpoint
         process.send_signal(signal.SIGKILL)
-        process.wait()
+        kills += process.wait() == -signal.SIGKILL
         if (killed / "config.toml").exists():
             arguments = ["--resume", str(killed)]
-    assert not (killed / "summary.json").exists(), "the last kill came after the end"
+    assert kills
     assert start(killed, *arguments).wait() == 0
     assert (killed / "summary.json").exists()
     assert_same_end(killed, whole)

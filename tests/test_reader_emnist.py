@@ -3,7 +3,6 @@
 import gzip
 import os
 import struct
-import time
 import tracemalloc
 import zlib
 
@@ -312,13 +311,10 @@ def test_a_declared_size_is_not_believed(tmp_path, packed):
     for data in (claim, bomb):
         path = idx_folder(tmp_path, packed, train_images_idx3_ubyte=data)
         tracemalloc.start()
-        start = time.perf_counter()
         with pytest.raises(InputError, match=r"too few|has more"):
             clients(path)
-        taken = time.perf_counter() - start
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        assert taken < 1
         assert peak < 2_000_000
 
 

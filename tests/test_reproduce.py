@@ -312,13 +312,17 @@ def clock(monkeypatch):
     return now
 
 
-def fill_by(clock, folder, *runs, seconds):
-    told: list[str] = []
-
-    def tell(line):
-        told.append(line)
+def ticking(clock, tell):
+    def tell_in_a_second(line):
+        tell(line)
         clock.seconds += 1
 
+    return tell_in_a_second
+
+
+def fill_by(clock, folder, *runs, seconds):
+    told: list[str] = []
+    tell = ticking(clock, told.append)
     return reproduce.fill(runs, folder, seconds, tell, told.append), "\n".join(told)
 
 
@@ -358,9 +362,16 @@ def test_what_nobody_has_tried_is_not_begun_together_where_it_could_not_be_stopp
     assert "seed 1 and 1 more together: round 4/4" in told
 
 
-def test_the_command_says_what_was_stopped(fedda, tmp_path):
-    words = ("digits", "--only", "fedavg", "--rounds", "60", "--time", "0.1")
-    code, out, err = fedda(*words)
+def test_the_command_says_what_was_stopped(fedda, clock, monkeypatch):
+    fill = reproduce.fill
+    monkeypatch.setattr(
+        reproduce,
+        "fill",
+        lambda runs, folder, seconds, tell, warn: fill(
+            runs, folder, seconds, ticking(clock, tell), warn
+        ),
+    )
+    code, out, err = fedda("digits", "--only", "fedavg", "--rounds", "60", "--time", "0.5")
     assert code == 0
     assert "1 runs were stopped when the time was over: the same command continues them." in err
     assert "0 of 1 runs are done, 1 are missing." in out
@@ -443,7 +454,7 @@ def process(folder, values, here="", there=""):
 
 
 def ended(process):
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     return json.loads(out), err
 
@@ -467,7 +478,7 @@ def test_a_killed_run_goes_on_to_the_same_numbers(tmp_path):
     values = TINY | {"rounds": 1000, "eval_every": 20, "checkpoint_every": 1}
     work = tmp_path / "killed/.work" / cells.name(config.resolve(values), None)
     killed = process(tmp_path / "killed", [values])
-    until = time.monotonic() + 60
+    until = time.monotonic() + 600
     while not (work / "checkpoints/40").exists() and time.monotonic() < until:
         time.sleep(0.01)
     killed.send_signal(signal.SIGKILL)

@@ -205,7 +205,7 @@ def test_tokens(markup, expected):
 def test_no_text_takes_long(hostile):
     begin = time.perf_counter()
     text.tokens(hostile)
-    assert time.perf_counter() - begin < 5  # 0.1 s; with tags as "<[^>]*>" the first takes 45
+    assert time.perf_counter() - begin < 20  # 0.1 s; with tags as "<[^>]*>" the first takes 45
 
 
 def test_read_word_count(tmp_path):
