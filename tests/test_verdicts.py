@@ -96,7 +96,9 @@ def test_a_missing_run_leaves_a_column_open_and_a_diverged_rival_is_no_rival():
     diverged = [
         one
         if one.config.algorithm != "stem"
-        else one._replace(content=one.content | {"history": {"round": [4000], "accuracy": [None]}})
+        else dataclasses.replace(
+            one, content=one.content | {"history": {"round": [4000], "accuracy": [None]}}
+        )
         for one in everything
     ]
     assert "STEM" not in told("F7", diverged).measured
@@ -141,10 +143,13 @@ def test_runs_of_another_precision_are_not_more_seeds():
     entry = entry_of("tuned-emnist", "fedavg")
     exact = [cell(entry, [0.8], seed=seed) for seed in range(3)]
     coarse = [
-        one._replace(config=dataclasses.replace(one.config, precision="bf16")) for one in exact[:2]
+        dataclasses.replace(one, config=dataclasses.replace(one.config, precision="bf16"))
+        for one in exact[:2]
     ]
     assert evidence.runs("tuned-emnist", [*coarse, *exact]) == {"fedavg": exact}
-    elsewhere = [one._replace(content=one.content | {"data": {"sha256": "x"}}) for one in exact]
+    elsewhere = [
+        dataclasses.replace(one, content=one.content | {"data": {"sha256": "x"}}) for one in exact
+    ]
     assert evidence.pairs(exact, elsewhere) == []
 
 

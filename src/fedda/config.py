@@ -163,6 +163,7 @@ def _check_kind(name: str, value: Any, kind: Any) -> None:
         raise InputError(f"{name} must be {words}, got {value!r}.")
 
 
+@lru_cache
 def preset(task: str, model: str) -> dict[str, dict[str, Any]]:
     """The settings of each algorithm on a task and model, where they were tuned or published."""
     path = PRESETS / f"{task}-{model}.toml"

@@ -54,7 +54,7 @@ def wanted(
         experiment.check_precision(precision)
     usual: dict[str, Counter[str]] = {}
     for cell in found:
-        usual.setdefault(cells.group(cell.config), Counter())[cell.config.precision] += 1
+        usual.setdefault(cell.group, Counter())[cell.config.precision] += 1
 
     def config(entry: Entry, seed: int) -> Config:
         plain = tables.resolved(entry, rounds, seed=seed)

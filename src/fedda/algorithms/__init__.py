@@ -70,6 +70,7 @@ def communication(name: str) -> tuple[int, int]:
     raise LookupError(f"the docstring of {name} does not say what it communicates")
 
 
+@lru_cache
 def options(name: str) -> dict[str, tuple[str, ...]]:
     """The options of an algorithm and their values; the first of each is the default."""
     make = _maker(name)

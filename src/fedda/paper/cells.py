@@ -7,6 +7,7 @@ renamed is found, and named.
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -49,12 +50,18 @@ FROM_SUMMARY = (
 MAY_MISS = ("whole_test_set", "together", "processes", "devices", "clients")
 
 
-class Cell(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Cell:
     """A finished run, as read."""
 
     path: Path
     config: Config
     content: dict[str, Any]
+
+    @functools.cached_property
+    def group(self) -> str:
+        """That of its configuration, made once: every table asks every cell."""
+        return group(self.config)
 
     @property
     def data(self) -> str | None:

@@ -78,7 +78,7 @@ def runs_of(entries: Iterable[Entry], found: Iterable[Cell]) -> list[tuple[Entry
     """
     by_group: dict[str, dict[tuple[str, str], list[Cell]]] = {}
     for cell in sorted(found, key=lambda one: one.config.seed):
-        variants = by_group.setdefault(stored.group(cell.config), {})
+        variants = by_group.setdefault(cell.group, {})
         variants.setdefault((cell.config.precision, cell.data or ""), []).append(cell)
     made = []
     for entry in entries:

@@ -34,7 +34,7 @@ def lines(experiment: Experiment, found: Iterable[Cell], rounds: int | None = No
     """
     by_group: dict[str, list[Cell]] = {}
     for cell in found:
-        by_group.setdefault(cells.group(cell.config), []).append(cell)
+        by_group.setdefault(cell.group, []).append(cell)
     made = []
     for entry in experiment.entries:
         config = resolved(entry, rounds)
@@ -158,7 +158,7 @@ def counted(
     Those of the experiment's own length or, if that is asked for, of so many rounds.
     """
     wanted = {cells.group(resolved(entry, rounds)) for entry in experiment.entries}
-    return len(wanted & {cells.group(cell.config) for cell in found}), len(wanted)
+    return len(wanted & {cell.group for cell in found}), len(wanted)
 
 
 def section(experiment: Experiment, found: Sequence[Cell]) -> str:
