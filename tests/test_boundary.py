@@ -275,6 +275,7 @@ def test_a_grid_may_be_of_arrays_and_its_points_are_of_numbers():
         ({"seed": 3}, r"run_grid has no seed\. Give it a list of them, as in seeds=\[0, 1\]"),
         ({"grid": {"seed": [0, 1]}}, r"run_grid has no seed\."),
         ({"on_evaluation": print}, r"run_grid has no on_evaluation: .* in its result\.history"),
+        ({"start": None}, r"run_grid has no start: its runs begin at round 0"),
     ],
 )
 def test_settings_of_run_that_run_grid_lacks(settings, message):

@@ -65,10 +65,31 @@ def test_the_page_about_uploads(tmp_path: Path):
 
 def test_readme_python_blocks(tmp_path: Path):
     assert blocks("python")
-    for block in blocks("python"):
-        run_plainly(block, tmp_path)
+    for section in README.split("\n## "):  # whose blocks are one session
+        run_plainly("\n".join(re.findall(r"```python\n(.*?)```", section, re.DOTALL)), tmp_path)
     own = next(block for block in blocks("python") if "fedda.Model(" in block)
     assert len([line for line in own.splitlines() if line.strip()]) <= 10, "in ten lines"
+
+
+def test_readme_run_in_parts_goes_on_from_its_file(tmp_path: Path):
+    """Interrupted after the second part, and begun again, it ends as it would have at once."""
+    own, parts = (
+        next(block for block in blocks("python") if word in block)
+        for word in ("fedda.Model(", "start=result")
+    )
+    told = "\nprint([row['round'] for row in result.history], result.params['w'].ravel().tolist())"
+    whole = run_plainly(own + parts + told, tmp_path)
+    assert whole.splitlines()[-1].startswith("[0, 10, ")
+    assert ", 490, 500]" in whole
+    (tmp_path / "run.pickle").unlink()
+    interrupted = own + parts.replace("< 500", "< 200")
+    run_plainly(interrupted + "\nassert result.history[-1]['round'] == 200", tmp_path)
+    counted = """
+called, run = [], fedda.run
+fedda.run = lambda *given, **settings: called.append(1) or run(*given, **settings)
+"""
+    again = run_plainly(own + counted + parts + told + "\nassert len(called) == 3", tmp_path)
+    assert again.splitlines()[-1] == whole.splitlines()[-1]
 
 
 DATA_COMMANDS = next(block for block in blocks("sh") if "fedda data fetch" in block).splitlines()

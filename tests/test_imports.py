@@ -41,8 +41,8 @@ MAY_IMPORT = {
     "together": "data.feed errors simulate tree",
     "own_algorithm": "core data.shards errors task tree",
     "own_problem": "data.feed data.shards errors losses models simulate task",
-    "api": "algorithms cohort core data.feed data.shards devices errors models own_algorithm "
-    "own_problem simulate task together tree",
+    "api": "algorithms cohort core data.feed data.shards devices errors memory models "
+    "own_algorithm own_problem simulate task together tree",
     "checkpoint": "tree",
     "config": "algorithms errors",
     "flower": f"{ROUND} algorithms api checkpoint cohort files privacy simulate",

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import pickle
 import re
 
 import jax
@@ -351,6 +352,83 @@ def test_a_run_continues_from_any_evaluation(seeds):
         assert str([evaluation.row for evaluation in later]) == str(rows[number + 1 :])
         if later:
             assert_same(later[-1].run, runs[-1])
+
+
+@pytest.mark.parametrize(
+    ("name", "memory_gb"), [(ADAM, 4.0), ("scaffold", 4.0), ("scaffold", 1e-9)], ids=str
+)
+def test_calls_that_go_on_come_to_what_one_long_call_does(name, memory_gb):
+    """Kept in a file between them, and with nothing compiled anew."""
+    settings = {"memory_gb": memory_gb, "seed": 6}
+    whole = run(name, **settings)
+    programs = simulate.segment._cache_size()
+    part = run(name, rounds=3, stabilise=0, **settings)
+    before = pickle.dumps(part)
+    two = run(name, rounds=5, start=pickle.loads(before), **settings)
+    assert str(two.history) == str(whole.history)
+    assert_same(two.state, whole.state)
+    assert_same(jax.tree.leaves(two.memory), jax.tree.leaves(whole.memory))
+    assert jax.tree.leaves(whole.memory) or name == ADAM, "SCAFFOLD's clients keep something"
+    assert simulate.segment._cache_size() == programs
+    heard = []
+    again = run(name, rounds=5, start=part, on_evaluation=heard.append, **settings)
+    assert_same(again.state, whole.state)
+    assert str(heard) == str(whole.history[2:]), "only what is new is told"
+    assert_same(part.state, pickle.loads(before).state)  # a start is left as it was
+    assert_same(*map(jax.tree.leaves, (part.memory, pickle.loads(before).memory)))
+    assert [row["round"] for row in part.history] == [0, 3]
+
+
+def test_a_stopped_run_goes_on_with_its_totals():
+    """A round of two clients sends less than one of five; uploads left out stay counted."""
+    damaged = [*CLIENTS[:-1], (np.full((6, 3), 1e38), CLIENTS[-1][1])]
+    settings = SETTINGS | {"stabilise": 0, "cohort": 5}
+    part = fedda.run("fedavg", MODEL, damaged, squared_error, **settings)
+    assert part.history[-1]["nonfinite_clients"] == ROUNDS
+    more = fedda.run(
+        "fedavg", MODEL, CLIENTS, squared_error, **(settings | {"cohort": 2}), start=part
+    )
+    last, first = more.history[-1], part.history[-1]
+    assert (last["round"], last["nonfinite_clients"]) == (2 * ROUNDS, ROUNDS)
+    alone = run("fedavg", cohort=2).history[-1]
+    for name in ("bytes_down", "bytes_up"):
+        assert last[name] == first[name] + alone[name]
+
+
+def test_parameters_of_ones_own_are_where_a_run_begins():
+    params = {"w": np.full((3, 2), 0.25, np.float32)}
+    own = MODEL._replace(init=lambda key: params)
+    result = fedda.run("fedavg", own, CLIENTS, squared_error, **SETTINGS)
+    errors = TEST[0] @ params["w"] - TEST[1]
+    np.testing.assert_allclose(result.history[0]["loss"], (errors**2).mean(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"start": {"w": 1}}, "start must be the result of an earlier run, got dict. To begin"),
+        ({"name": ADAM}, "in it state.momentum['w'] is absent, here float32[3, 2]"),
+        ({"name": "scaffold"}, "in it state.control['w'] is absent, here float32[3, 2]"),
+        ({"memory_gb": 1e-9, "name": "scaffold"}, "what clients keep is on the host with this"),
+    ],
+    ids=str,
+)
+def test_what_a_run_cannot_go_on_from(settings, message):
+    given = {"name": "fedavg", "start": run("fedavg")} | settings
+    with pytest.raises(InputError, match=re.escape(message)):
+        run(**given)
+
+
+def test_a_point_of_a_grid_goes_on_if_its_clients_keep_nothing():
+    def best(name):
+        grid = {"client_lr": [0.1, 0.2]}
+        return fedda.run_grid(name, MODEL, CLIENTS, squared_error, grid=grid, **SETTINGS)[1].result
+
+    more = run("fedavg", client_lr=0.2, start=best("fedavg"))
+    assert [row["round"] for row in more.history] == [0, 3, 6, 8, 9, 12, 15, 16]
+    message = "in it memory['w'] is absent, here float32[5, 3, 2]"
+    with pytest.raises(InputError, match=re.escape(message)):
+        run("scaffold", start=best("scaffold"))
 
 
 def test_run_grid_gives_every_combination_in_order():

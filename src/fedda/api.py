@@ -3,6 +3,7 @@
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from numbers import Real
 from typing import Any, Literal, NamedTuple
 
@@ -17,18 +18,20 @@ from fedda.data.feed import Feed
 from fedda.data.shards import Shards, checked_pair, from_clients
 from fedda.devices import everywhere, mesh_for
 from fedda.errors import InputError, check_whole_number, unknown
+from fedda.memory import HostMemory
 from fedda.models import Model
-from fedda.simulate import Row, Setup, example, train
+from fedda.simulate import Row, Run, Setup, begin, example, train
 from fedda.task import ExampleWise, Plan, Task
 from fedda.together import Batch, train_together
 from fedda.tree import PyTree
 
 
 class Result(NamedTuple):
-    """A finished run: the server's state, and one row for each evaluation."""
+    """A run as far as it came: the server's state, and one row for each evaluation."""
 
     state: Any
     history: list[Row]
+    memory: Any = ()  # what clients keep between rounds; runs trained together leave it out
 
     @property
     def params(self) -> PyTree:
@@ -48,6 +51,7 @@ def run(
     loss: ExampleWise,
     *,
     seed: int = 0,
+    start: Result | None = None,
     on_evaluation: Callable[[Row], object] | None = None,
     **settings: Any,
 ) -> Result:
@@ -60,16 +64,79 @@ def run(
     the rounds since the row before of the mean loss their cohorts saw; `loss` and the metrics on
     the test set; and, since the start, the bytes sent, the uploads that were not finite, and the
     rounds skipped. `on_evaluation` is told every row as it comes; where it returns True, the run
-    ends there.
+    ends there. `start` is the result of an earlier call, after whose last round this one goes on
+    for `rounds` more: with the same seed and settings, both come to what one longer call comes to.
     """
     setup, hyper = prepare(algorithm, model, clients, loss, **settings)
     check_seed(seed)
-    history = []
-    for evaluation in train(setup, traced(hyper, model), [seed]):
-        history.append(evaluation.row)
-        if on_evaluation is not None and algorithms.plain(on_evaluation(evaluation.row)) is True:
+    hp = traced(hyper, model)
+    first, before, history = 0, None, []
+    if start is not None:
+        before, history = _taken_up(setup, hp, start), list(start.history)
+        first = history[-1]["round"]
+        setup = setup._replace(rounds=first + setup.rounds)
+    for evaluation in train(setup, hp, [seed], first, before):
+        row = evaluation.row if start is None else _counted_on(start.history[-1], evaluation.row)
+        history.append(row)
+        if on_evaluation is not None and algorithms.plain(on_evaluation(row)) is True:
             break
-    return Result(evaluation.run.state, history)
+    state, memory = evaluation.run.state, evaluation.run.memory
+    # A table of all clients may be large: the host keeps it, so that the device has room again.
+    return Result(state, history, jax.device_get(memory) if setup.host_rounds is None else memory)
+
+
+def _taken_up(setup: Setup, hp: Any, start: Result) -> Run:
+    """The run that a result is of, copied: a program reuses the memory of what it is given."""
+    instead = (
+        "To begin with parameters alone, give model._replace(init=lambda key: params) as model."
+    )
+    if not isinstance(start, Result):
+        raise InputError(
+            f"start must be the result of an earlier run, got {type(start).__name__}. {instead}"
+        )
+    on_host = setup.host_rounds is not None
+    if on_host != isinstance(start.memory, HostMemory):
+        raise InputError(
+            f"what clients keep is on the {'host' if on_host else 'device'} with this memory_gb, "
+            "and start does not have it there. Give the memory_gb that start was made with."
+        )
+    rows = 1 if on_host else setup.shards.num_clients
+    begun = partial(begin, setup.algorithm, setup.task.model, False, rows)
+    like = jax.eval_shape(begun, hp, jax.random.key(0))
+    kept = start.memory.take(np.zeros(1, int)) if on_host else start.memory
+    found, wanted = (
+        tree.types("state", state) | tree.types("memory", memory)
+        for state, memory in ((start.state, kept), (like.state, like.memory))
+    )
+    for path in {**wanted, **found}:
+        if found.get(path) != wanted.get(path):
+            raise InputError(
+                "start is of another algorithm, model or federation, or of run_grid, which leaves "
+                f"out what clients keep: in it {path} is {found.get(path, 'absent')}, here "
+                f"{wanted.get(path, 'absent')}. {instead}"
+            )
+    last = start.history[-1]
+    return Run(
+        _copied(start.state, like.state),
+        jax.tree.map(np.array, start.memory) if on_host else _copied(start.memory, like.memory),
+        jnp.int32(last["nonfinite_clients"]),
+        jnp.int32(last["skipped_rounds"]),
+    )
+
+
+def _copied(x: PyTree, like: PyTree) -> PyTree:
+    """The numbers of one tree in the structure of another, whose classes may be defined anew."""
+    leaves = [jnp.array(np.asarray(leaf)) for leaf in jax.tree.leaves(x)]
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+def _counted_on(last: Row, row: Row) -> Row:
+    """The row with the bytes of a continued run: a round may have sent others before."""
+    sent = {
+        name: last[name] + row[name] // row["round"] * (row["round"] - last["round"])
+        for name in ("bytes_down", "bytes_up")
+    }
+    return row | sent
 
 
 def run_grid(
@@ -93,6 +160,10 @@ def run_grid(
         raise InputError(
             "run_grid has no on_evaluation: its runs are trained together, and the rows of each "
             "are in its result.history. Use run to be told of one run's rows as they come."
+        )
+    if "start" in settings:
+        raise InputError(
+            "run_grid has no start: its runs begin at round 0. Use run to continue one."
         )
     if not isinstance(grid, Mapping):
         raise InputError(

@@ -4,9 +4,9 @@ import inspect
 from typing import Any, get_type_hints
 
 import jax
-import jax.numpy as jnp
 from jax import random
 
+from fedda import tree
 from fedda.core import Algorithm, Domain, Phase, Seen
 from fedda.data.shards import Shards
 from fedda.errors import InputError
@@ -76,7 +76,10 @@ def check_work(record: Algorithm, hyper: Any, task: Task, shards: Shards) -> Non
 
 def _check_alike(maker: str, name: str, got: PyTree, expected: PyTree) -> None:
     """Refuses what would be broadcast or cast in silence when it takes the other's place."""
-    found, wanted = _types(name, got), _types(name, expected)
+    found, wanted = (
+        tree.types(name, each) | {"the structure": str(jax.tree.structure(each))}
+        for each in (got, expected)
+    )
     for path in {**wanted, **found}:
         of_found, of_wanted = (types.get(path, "absent") for types in (found, wanted))
         if of_found != of_wanted:
@@ -84,12 +87,3 @@ def _check_alike(maker: str, name: str, got: PyTree, expected: PyTree) -> None:
                 f"{maker} must give a {name} of the same types and shapes as at the start: there "
                 f"{path} is {of_wanted}, here {of_found}."
             )
-
-
-def _types(name: str, tree: PyTree) -> dict[str, str]:
-    leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
-    types = {
-        name + jax.tree_util.keystr(path): f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"
-        for path, leaf in leaves
-    }
-    return types | {"the structure": str(structure)}

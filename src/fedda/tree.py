@@ -90,3 +90,11 @@ def size(x: PyTree) -> int:
 def nbytes(x: PyTree) -> int:
     """The bytes of `x` on the wire; works on shapes as on arrays."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(x))
+
+
+def types(name: str, x: PyTree) -> dict[str, str]:
+    """The type and shape of every leaf of the tree of this name; works on shapes as on arrays."""
+    return {
+        name + jax.tree_util.keystr(path): f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(x)
+    }
