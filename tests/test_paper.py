@@ -23,6 +23,7 @@ from fedda.paper import (
     claims,
     evidence,
     experiments,
+    glance,
     methods,
     published,
     readme,
@@ -438,6 +439,23 @@ def test_the_readme_is_what_its_command_writes():
     told = "run `fedda reproduce --write` and commit results/README.md"
     expected = readme.readme(RESULTS, results)
     assert (RESULTS / "README.md").read_text() == expected, told
+
+
+def test_both_pages_say_first_how_often_fedda_wins():
+    """As the verdicts on F6 (tables 2 to 4) and F7 (table 5) count it, by another way."""
+    results, project = ((RESULTS / name).read_text() for name in ("README.md", "../README.md"))
+    answer = results.partition("## Does FedDA win?")[2].partition("\n## ")[0]
+    assert results.index("## Does FedDA win?") < results.index("## What becomes of"), "first"
+    places = [line.split("|")[5].strip() for line in answer.splitlines() if line.startswith("| T")]
+    counts = [places.count(place) for place in glance.PLACES.values()]
+    judged = re.findall(r"in (\d+) ahead of all .*? in (\d+) level .*? in (\d+) behind", results)
+    assert len(judged) == 2
+    assert counts == [sum(map(int, each)) for each in zip(*judged, strict=True)]
+    ahead, level, behind = counts
+    assert (
+        f"In the {len(places)} columns of its paper's tables of methods it is ahead of the best "
+        f"other in {ahead}, level with it in {level} and behind in {behind} "
+    ) in " ".join(project.split())
 
 
 def test_the_page_of_the_project_says_what_the_cells_do():

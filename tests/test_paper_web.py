@@ -213,7 +213,7 @@ def test_the_first_table_and_the_verdict_tell_the_same(tmp_path):
         verdicts.rivals.best(found(tmp_path)).told
     )
     assert glance.rows("table2", found(tmp_path)) == []
-    assert glance.html([]) == ""
+    assert glance.html([]) == glance.markdown([]) == ""
 
 
 def test_backticks_are_code(tmp_path):

@@ -34,6 +34,20 @@ def html(found: Sequence[Cell]) -> str:
     )
 
 
+def markdown(found: Sequence[Cell]) -> str:
+    """The same as a section of a text; empty without a FedDA."""
+    body = [
+        [experiments.experiments()[name].title.partition(",")[0], *line]
+        for name in tables.ALWAYS_WHOLE
+        for line in rows(name, found)
+    ]
+    if not body:
+        return ""
+    table = [["table", *HEADER], [":--"] * (len(HEADER) + 1), *body]
+    lines = [f"| {' | '.join(line)} |" for line in table]
+    return "\n".join(["## Does FedDA win?", "", *lines, "", MEANING])
+
+
 def _line(cells: Sequence[str], tag: str) -> str:
     return f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>\n"
 

@@ -1,9 +1,9 @@
-"""`README.md` of a results folder: verdicts, then paper beside ours, all from its files."""
+"""`README.md` of a results folder: FedDA's place, verdicts, paper beside ours, from its files."""
 
 from pathlib import Path
 
 from fedda.files import write_whole
-from fedda.paper import experiments, tuning, verdicts
+from fedda.paper import experiments, glance, tuning, verdicts
 from fedda.paper.cells import Cells
 from fedda.paper.tables import section
 
@@ -30,7 +30,8 @@ def readme(folder: Path, results: Cells) -> str:
     notes = folder / "NOTES.md"
     own = [notes.read_text(encoding="utf-8").strip()] if notes.exists() else []
     told = verdicts.section(results, verdicts.read_beside(folder))
-    parts = [INTRO.strip(), told, *own, *made, *tuning.section(folder), _sources(results)]
+    first = [text] if (text := glance.markdown(results.found)) else []
+    parts = [INTRO.strip(), *first, told, *own, *made, *tuning.section(folder), _sources(results)]
     return "\n\n".join(parts) + "\n"
 
 
