@@ -153,6 +153,16 @@ def test_a_loss_or_metric_that_averages_over_the_batch(where):
         fedda.run("fedavg", MODEL, CLIENTS, loss, **SETTINGS | {"metrics": [averaged]})
 
 
+def test_a_loss_that_gives_an_example_a_row_is_told_what_it_was_given():
+    """[n, 2] of two outputs; and [n, n] of labels that broadcast against outputs."""
+    message = r"got shape \(1009, {}\)\. .* shapes \(\(2,\), \({}\)\): average over outputs"
+    with pytest.raises(InputError, match=message.format(2, "2,")):
+        fedda.run("fedavg", MODEL, CLIENTS, lambda outputs, y: (outputs - y) ** 2, **SETTINGS)
+    clients = [(x, y[:, 0]) for x, y in CLIENTS]
+    with pytest.raises(InputError, match=message.format(1009, "")):
+        fedda.run("fedavg", MODEL, clients, lambda outputs, y: outputs[:, :1] - y[None], cohort=2)
+
+
 @pytest.mark.parametrize(
     ("grid", "seeds", "message"),
     [

@@ -73,9 +73,11 @@ def check_problem(
             shape = getattr(numbers, "shape", None)
             if shape != (TRIED,):
                 found = type(numbers).__name__ if shape is None else f"shape {shape}"
+                of_one = jax.tree.map(lambda leaf: leaf.shape[1:], (outputs, some[1]))
                 raise InputError(
                     f"{name} must give one number an example, so for {TRIED} examples an array of "
-                    f"shape ({TRIED},), got {found}. Do not average."
+                    f"shape ({TRIED},), got {found}. The outputs and the label of one have the "
+                    f"shapes {of_one}: average over outputs, if at all, and not over examples."
                 )
         if measure is loss and not jnp.issubdtype(got.dtype, jnp.floating):
             raise InputError(
