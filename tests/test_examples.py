@@ -1,6 +1,7 @@
 """The README and the examples are programs, and they run."""
 
 import io
+import os
 import pickle
 import re
 import subprocess
@@ -90,6 +91,26 @@ fedda.run = lambda *given, **settings: called.append(1) or run(*given, **setting
 """
     again = run_plainly(own + counted + parts + told + "\nassert len(called) == 3", tmp_path)
     assert again.splitlines()[-1] == whole.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_a_queue_of_results_as_contributors_fill_it(tmp_path: Path):
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    (commands,) = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    lines = [f"digits --only {each}" for each in ("fedavg", "fedda-sgdm", "fedavg --seeds 2")]
+    (tmp_path / "queue.txt").write_text("".join(f"{line}\n" for line in lines))
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-euc", commands],
+        cwd=tmp_path,
+        env=os.environ | {"PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "results/cells/digits").glob("*.json"))) == 3
+    assert "2 of 25 runs" in (tmp_path / "results/README.md").read_text()
 
 
 DATA_COMMANDS = next(block for block in blocks("sh") if "fedda data fetch" in block).splitlines()
