@@ -287,6 +287,17 @@ def test_a_damaged_file_is_found(tmp_path, kind):
     assert why in found.why
 
 
+@pytest.mark.parametrize("lost", ["config", "history", "date", "data", "metric"])
+def test_a_file_that_agrees_with_its_checksum_may_still_lack_something(tmp_path, lost):
+    path = written(tmp_path)
+    content = json.loads(path.read_text())
+    del content[lost], content["checksum"]
+    path.write_text(json.dumps(content | {"checksum": cells._hash(content)}))
+    (found,) = cells.read_all(tmp_path).damaged
+    assert (found.path, found.of_other_version) == (path, False)
+    assert found.why == f"is not whole: it does not say {lost}"
+
+
 @pytest.mark.parametrize("place", ["digits/fedda-sgdm-000000000000.json", "emnist/{name}"])
 def test_a_renamed_file_is_found(tmp_path, place):
     path = written(tmp_path)

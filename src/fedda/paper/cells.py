@@ -48,6 +48,7 @@ FROM_SUMMARY = (
     "clients",
 )
 MAY_MISS = ("whole_test_set", "together", "processes", "devices", "clients")
+NEEDED = frozenset(FROM_SUMMARY) - {*MAY_MISS}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -212,7 +213,7 @@ def finished(directory: Path) -> Finished:
             f"--resume {directory}"
         )
     summary = json.loads(path.read_text(encoding="utf-8"))
-    if missing := {*FROM_SUMMARY} - {*MAY_MISS} - summary.keys():
+    if missing := NEEDED - summary.keys():
         raise InputError(f"{path} does not say {', '.join(sorted(missing))}.")
     rows = read_rows(directory / "metrics.jsonl").rows
     if not rows:
@@ -251,9 +252,12 @@ def read(path: Path) -> Cell | Damaged:
     rest = {each: value for each, value in content.items() if each != "checksum"}
     if _hash(rest) != content["checksum"]:
         return Damaged(path, "was changed: its checksum is another")
+    if missing := NEEDED.union(("config", "history", "date")) - content.keys():
+        return Damaged(path, f"is not whole: it does not say {', '.join(sorted(missing))}")
     own = content["config"]
     identity = {"config": own, "data": content["data"].get("sha256")}
-    if (path.parent.name, path.stem) != (own["task"], f"{own['algorithm']}-{_hash(identity)[:12]}"):
+    named = own.get("task"), f"{own.get('algorithm')}-{_hash(identity)[:12]}"
+    if (path.parent.name, path.stem) != named:
         return Damaged(path, "is the result of another configuration than its name says")
     try:
         return Cell(path, configs.resolve(own), content)
