@@ -67,6 +67,16 @@ def test_the_list_counts_the_runs_of_the_rounds_asked_for(fedda, tmp_path):
         assert re.search(rf"^ +digits .* {done} *$", out, re.MULTILINE), words
 
 
+def test_the_list_names_what_it_does_not_count(fedda, tmp_path):
+    filled(tmp_path / "results", tiny())
+    path = cells.path(Path("results"), tiny(), None)
+    (tmp_path / path).write_text("")
+    code, _, err = fedda("--list")
+    assert code == 0
+    assert f"{path} is not whole" in err
+    assert (tmp_path / path).exists(), "to look changes nothing"
+
+
 @pytest.mark.parametrize(
     ("name", "rounds", "said"),
     [

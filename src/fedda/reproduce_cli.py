@@ -96,9 +96,7 @@ def reproduce_command(
     elif not write and report is None:
         raise InputError("say what to reproduce, such as table3: fedda reproduce --list names all.")
     if write:
-        results = cells.read_all(folder)
-        for each in results.damaged:
-            _warn(f"{each.path} {each.why}")
+        results = _read(folder)
         out.print(f"Written to {readme.write(folder, results)}", soft_wrap=True)
     if report is not None:
         _report(folder, report)
@@ -116,8 +114,16 @@ def _report(folder: Path, directory: Path) -> None:
     out.print(f"Written to {page}", soft_wrap=True)
 
 
+def _read(folder: Path) -> cells.Cells:
+    """What the folder holds; files that do not count are named."""
+    results = cells.read_all(folder)
+    for each in results.damaged:
+        _warn(f"{each.path} {each.why}")
+    return results
+
+
 def _list(folder: Path, rounds: int | None) -> None:
-    found = cells.read_all(folder).found
+    found = _read(folder).found
     listing = Table(box=box.SIMPLE)
     for name in ("name", "what it is", "tasks"):
         listing.add_column(name, no_wrap=name == "name")
