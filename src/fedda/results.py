@@ -106,9 +106,12 @@ def read_runs(paths: Iterable[str | Path]) -> list[Run]:
     for path in map(Path, paths):
         logs = sorted(path.rglob("metrics.jsonl"))
         if not logs:
+            hint = "give the directory that a run wrote to"
+            if (path / "cells").is_dir():
+                hint = f"fedda reproduce --results {path} --report DIR writes a page about it"
             raise InputError(
                 f"got {path}, which holds no metrics.jsonl at any depth; expected a run directory "
-                "or a folder of them; give the directory that a run wrote to"
+                f"or a folder of them; {hint}"
             )
         for log in logs:
             directories.setdefault(log.parent.resolve(), log.parent)
