@@ -5,7 +5,8 @@ point and seed: its values, its last row and its failures) and, at the end, `sum
 best point as `preset.toml`, a configuration that `fedda run` takes. The lines of a batch are there
 or not, never a part of them, so a sweep that was killed goes on where it was. The `train_loss` of a
 line is the mean over the last rounds, which is what the FedDA paper and FedOpt's choose by: over
-100 of them, or half of all where there are fewer than 200.
+100 of them, or half of all where there are fewer than 200. What is published with FedOpt's code
+says training accuracy instead, which is not measured here.
 """
 
 import dataclasses
