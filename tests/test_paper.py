@@ -627,6 +627,17 @@ def test_a_readme_has_its_sections_and_more(tmp_path):
     assert "| F14 |" in text
 
 
+def test_only_a_readme_of_its_own_is_replaced(tmp_path):
+    path = readme.write(tmp_path, cells.read_all(tmp_path))
+    own = path.read_text()
+    written(tmp_path)
+    assert readme.write(tmp_path, cells.read_all(tmp_path)).read_text() != own
+    path.write_text("# A project\n")
+    with pytest.raises(InputError, match=r"was not written by this command.* Move it away"):
+        readme.write(tmp_path, cells.read_all(tmp_path))
+    assert path.read_text() == "# A project\n"
+
+
 # ------------------------------------------------------------------------------------- adding
 
 

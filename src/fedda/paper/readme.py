@@ -2,14 +2,16 @@
 
 from pathlib import Path
 
+from fedda.errors import InputError
 from fedda.files import write_whole
 from fedda.paper import experiments, glance, tuning, verdicts
 from fedda.paper.cells import Cells
 from fedda.paper.tables import section
 
-INTRO = """# Results
+SIGNED = "Written by `fedda reproduce --write`"  # only a file that says so is replaced
+INTRO = f"""# Results
 
-Written by `fedda reproduce --write` from the files in `cells/`, one for each finished run. Do not
+{SIGNED} from the files in `cells/`, one for each finished run. Do not
 edit it. `fedda reproduce --list` names the experiments; `fedda reproduce table3` adds what is
 missing of one, and `fedda reproduce --add DIRECTORY` takes over a run of `fedda run`.
 
@@ -56,5 +58,10 @@ def _sources(results: Cells) -> str:
 
 def write(folder: Path, results: Cells) -> Path:
     path = folder / "README.md"
+    if path.exists() and SIGNED not in path.read_text(encoding="utf-8"):
+        raise InputError(
+            f"{path} was not written by this command, which would replace it. Move it away, or "
+            "give another --results."
+        )
     write_whole(path, readme(folder, results))
     return path
