@@ -469,6 +469,21 @@ def test_a_missing_package_is_named(monkeypatch, tmp_path, capfd):
         flows.extra("diffrax")
 
 
+def test_the_files_of_a_project_are_not_replaced(monkeypatch, tmp_path, capfd):
+    def measured(*_):
+        raise InputError("it would be measured")
+
+    monkeypatch.setattr(measure, "run", measured)
+    (tmp_path / "README.md").write_text("# A project")
+    assert fedda_command(monkeypatch, "--out", tmp_path) == 2
+    assert "is not empty. Give another --out, or that of an earlier fedda theory" in " ".join(
+        capfd.readouterr().err.split()
+    )
+    (tmp_path / "theory.json").write_text("{}")
+    assert fedda_command(monkeypatch, "--out", tmp_path) == 2
+    assert "it would be measured" in capfd.readouterr().err
+
+
 def test_too_few_problems_are_refused(monkeypatch, tmp_path, capfd):
     assert fedda_command(monkeypatch, "--problems", 1, "--out", tmp_path) == 2
     assert "--problems must be at least 2" in capfd.readouterr().err

@@ -43,6 +43,8 @@ def theory_command(
     for name in ("diffrax", "matplotlib", "optax"):
         flows.extra(name)
     directory = out_dir or new_directory("theory")
+    if not (directory / "theory.json").exists():
+        experiment.check_new(directory, "that of an earlier fedda theory, which is replaced.")
     directory.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     plan = measure.quick(problems, seed) if quick else measure.Plan(problems, seed)
