@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedda.errors import InputError
 from fedda.paper import cells, evidence, experiments, tables, verdicts
 from fedda.paper.cells import Cell, Cells
 from fedda.paper.verdicts import Beside
@@ -368,6 +369,16 @@ def test_what_theory_found_is_taken_over(parts, verdict):
     else:
         assert all(f"“c{i}”" in found.told for i in range(len(parts)))
         assert found.measured == "c0: x0. c1: x1."
+
+
+@pytest.mark.parametrize(
+    ("name", "command"), [("theory/theory.json", "theory"), ("bench.json", "bench")]
+)
+def test_a_damaged_file_beside_the_cells_is_named(tmp_path, name, command):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text('{"claims": [')
+    with pytest.raises(InputError, match=f"{name} is not what fedda {command} writes.* Delete it"):
+        verdicts.read_beside(tmp_path)
 
 
 def test_every_claim_has_one_sentence_and_its_numbers():

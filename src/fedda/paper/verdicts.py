@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedda.errors import InputError
 from fedda.paper import conduct, evidence, rivals
 from fedda.paper.cells import Cell, Cells
 from fedda.paper.experiments import FEDDA
@@ -50,11 +51,20 @@ def verdicts(results: Cells, beside: Beside) -> list[Verdict]:
 
 
 def read_beside(folder: Path) -> Beside:
-    paths = (folder / "theory" / "theory.json", folder / "bench.json")
-    found = (
-        json.loads(path.read_text(encoding="utf-8")) if path.exists() else None for path in paths
-    )
-    return Beside(*found)
+    theory, bench = folder / "theory" / "theory.json", folder / "bench.json"
+    return Beside(_written_by("fedda theory", theory), _written_by("fedda bench", bench))
+
+
+def _written_by(command: str, path: Path) -> Mapping[str, Any] | None:
+    if not path.exists():
+        return None
+    try:
+        found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(
+            f"{path} is not what {command} writes: {error}. Delete it, or write it again."
+        ) from error
+    return found
 
 
 def section(results: Cells, beside: Beside) -> str:
