@@ -53,11 +53,12 @@ MAY_IMPORT = {
     ),
     "data_cli": "config data errors portrait tasks terminal",
     "paper": (
-        "algorithms api config errors experiment files page results simulate tasks together tree"
+        "algorithms api checkpoint config errors experiment files page results simulate tasks "
+        "together tree"
     ),
-    "reproduce": "config errors experiment files paper tasks",
+    "reproduce": "config errors experiment paper tasks",
     "reproduce_cli": "config errors paper reproduce terminal",
-    "sweep": "algorithms api config errors experiment files results simulate",
+    "sweep": "algorithms api config errors experiment files results simulate together",
     "tracking": "errors",
     "heatmap": "",
     "halving": "config errors sweep",

@@ -18,7 +18,7 @@ import pytest
 
 from fedda import config, experiment, reproduce
 from fedda.errors import InputError
-from fedda.paper import cells, claims, experiments, tables, training
+from fedda.paper import batches, cells, claims, experiments, tables, training
 
 TINY = {"model": "linear", "clients": 12, "cohort": 3, "rounds": 4, "eval_every": 2}
 
@@ -338,7 +338,7 @@ def fill_by(clock, folder, *runs, seconds):
 
 
 def test_a_run_is_stopped_when_the_time_is_over_and_goes_on_to_the_same_numbers(tmp_path, clock):
-    run, other = tiny(rounds=8), tiny(rounds=8, seed=1)
+    run, other = tiny(rounds=8), tiny(rounds=8, algorithm="fedavg")
     outcome, told = fill_by(clock, tmp_path, run, other, seconds=2.5)
     name, late = (cells.name(each, None) for each in (run, other))
     assert outcome == reproduce.Filled([], [], [late], [name], {})
@@ -366,11 +366,61 @@ def test_what_was_stopped_goes_on_though_others_took_longer(tmp_path, clock, mon
     assert outcome.late == [cells.name(tiny(seed=1), None)]
 
 
-def test_what_nobody_has_tried_is_not_begun_together_where_it_could_not_be_stopped(tmp_path):
-    outcome, told = filled(tmp_path, *(tiny(seed=seed) for seed in range(3)), seconds=1000)
+def test_runs_together_are_stopped_and_go_on_to_the_same_numbers(tmp_path, clock, monkeypatch):
+    """Though one of them does not stay finite, and others are expected to take too long."""
+    rates = (0.1, 0.2, 1e30)
+    runs = [tiny(rounds=8, algorithm="scaffold", client_lr=rate) for rate in rates]
+    every = [cells.name(run, None) for run in runs]
+    outcome, told = fill_by(clock, tmp_path, *runs, seconds=2.5)
+    assert outcome == reproduce.Filled([], [], [], every, {})
+    assert "and 2 more together: round 4/8" in told
+    assert "round 6/8" not in told
+    assert names(tmp_path) == []
+    monkeypatch.setattr(reproduce._Filler, "_expected", lambda self, run, count: 100.0)
+    outcome, told = fill_by(clock, tmp_path, *runs, seconds=1.5)
+    assert outcome.stopped == every
+    assert "and 2 more together: continued from round 4" in told
+    assert "round 4/8" not in told, "nothing is done again"
+    outcome, told = fill_by(clock, tmp_path, *runs, seconds=9)
+    assert outcome.made == every
+    filled(tmp_path / "whole", *runs)
+    both = [cells.read_all(each).found for each in (tmp_path, tmp_path / "whole")]
+    for one, whole in zip(*both, strict=True):
+        assert one.content["history"] == whole.content["history"]
+        assert one.content["together"] == 3
+    assert not list((tmp_path / ".work").glob("together-*"))
+
+
+def test_a_batch_is_kept_as_it_goes_on_and_only_its_own_members_continue_it(tmp_path, monkeypatch):
+    runs = [tiny(seed=seed, rounds=8) for seed in range(3)]
+    monkeypatch.setattr(batches, "SECONDS", 0.0)
+    monkeypatch.setattr(batches, "PACE", np.inf)
+
+    def interrupted(line):
+        if "round 6/8" in line:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        reproduce.fill(runs, tmp_path, tell=interrupted)
+    (kept,) = (tmp_path / ".work").glob("together-*")
+    assert json.loads((kept / "members.json").read_text()) == [
+        cells.name(run, None) for run in runs
+    ]
+    _, told = filled(tmp_path / "elsewhere", *runs)
+    assert "continued" not in told
+    shutil.copytree(kept, tmp_path / "damaged/.work" / kept.name)
+    for path in (tmp_path / "damaged/.work").rglob("checkpoints/*/**/*"):
+        if path.is_file():
+            path.write_bytes(b"")
+    outcome, told = filled(tmp_path / "damaged", *runs)
     assert len(outcome.made) == 3
-    assert "seed 0: round 4/4" in told, "alone"
-    assert "seed 1 and 1 more together: round 4/4" in told
+    assert "continued" not in told
+    outcome, told = filled(tmp_path, *runs[:2])
+    assert len(outcome.made) == 2
+    assert "continued" not in told, "it is another program"
+    assert kept.exists(), "one of them is not done"
+    filled(tmp_path, runs[2])
+    assert not kept.exists()
 
 
 def test_the_command_says_what_was_stopped(fedda, clock, monkeypatch):

@@ -22,7 +22,7 @@ from fedda.memory import HostMemory
 from fedda.models import Model
 from fedda.simulate import Row, Run, Setup, begin, example, train
 from fedda.task import ExampleWise, Plan, Task
-from fedda.together import Batch, train_together
+from fedda.together import Batch, Begun, OnEvaluation, train_together
 from fedda.tree import PyTree
 
 
@@ -210,11 +210,13 @@ def train_grid(
     hypers: Sequence[Any],
     seeds: Sequence[int],
     together: int | None = None,
-    on_evaluation: Callable[[range, int], None] | None = None,
+    on_evaluation: OnEvaluation | None = None,
+    begun: Begun | None = None,
 ) -> Iterator[Batch]:
     """Trains a run for each `Hyper` and seed, in batches; see `train_together`."""
     stacked = jax.tree.map(lambda *leaves: np.array(leaves), *hypers)
-    return train_together(setup, traced(stacked, setup.task.model), seeds, together, on_evaluation)
+    hp = traced(stacked, setup.task.model)
+    return train_together(setup, hp, seeds, together, on_evaluation, begun)
 
 
 def check_on_device(setup: Setup) -> None:

@@ -1,10 +1,9 @@
 """Fills a results folder: every run of an experiment that is not there yet, each as one cell.
 
 A finished run is a file that nobody makes twice. A run that was interrupted, or stopped for lack of
-time, goes on from its last checkpoint, in `<results>/.work/<cell>/`. Several processes share the
-folder: each takes what no other has claimed. Runs of one program, which differ in rates or seed
-alone, are trained together where the model is small; such a batch has no checkpoints and starts
-again if it was interrupted.
+time, goes on from its last checkpoint, in `<results>/.work/`. Several processes share the folder:
+each takes what no other has claimed. Runs of one program, which differ in rates or seed alone, are
+trained together where the model is small.
 """
 
 import dataclasses
@@ -19,8 +18,7 @@ from typing import NamedTuple
 from fedda import experiment, tasks
 from fedda.config import Config
 from fedda.errors import InputError
-from fedda.files import read_rows
-from fedda.paper import cells, tables, training
+from fedda.paper import batches, cells, tables, training
 from fedda.paper.cells import Cell, Damaged
 from fedda.paper.claims import Claims
 from fedda.paper.experiments import Entry, Experiment
@@ -82,7 +80,6 @@ def fill(
 
     How long a run takes is known by others like it. One that takes longer all the same, or that
     nobody has tried, is stopped at its first evaluation after that time, and goes on the next time.
-    Only runs that are trained together are finished, as all their work would be lost.
     `tell` is given a line for each evaluation and cell, `warn` what a person should look into.
     """
     work = folder / ".work"
@@ -94,6 +91,7 @@ def fill(
         while left:
             filler.do(left.pop(0), left)
     there = {path.stem for path in (folder / "cells").glob("*/*.json")}
+    batches.tidy(folder, there)
     busy = [name for name in filler.filled.busy if name not in there]
     return filler.filled._replace(busy=busy)
 
@@ -110,10 +108,6 @@ def add(folder: Path, directory: Path) -> Path:
         if problem.data.get("sha256") == summary["data"].get("sha256"):
             summary["clients"] = problem.shards.num_clients
     return cells.write(folder, run.config, run.history, summary, run.date)
-
-
-class _Stopped(Exception):  # noqa: N818 - nothing is wrong
-    """The time is over, and the run not at its end."""
 
 
 class _Filler:
@@ -155,10 +149,10 @@ class _Filler:
             return
         try:
             what = self._name(config)
-            if self._is_done(config):
+            if self._is_done(config) or what in self.filled.stopped:
                 return
             batch = [config, *self._sharing(config, left)]
-            while not (fits := self._fits(config, len(batch))) and len(batch) > 1:
+            while not (fits := self._fits(batch)) and len(batch) > 1:
                 batch.pop()
             if not fits:
                 self.filled.late.append(what)
@@ -166,8 +160,6 @@ class _Filler:
             mine = [each for each in batch if self._claimed(each)]
             if mine:
                 self._train(mine)
-        except _Stopped:
-            self.filled.stopped.append(what)
         except InputError as error:
             self.warn(f"{what}: {error}")  # at once, as the others may take hours
             self.filled.failed[what] = str(error)
@@ -212,23 +204,26 @@ class _Filler:
             == (config.task, config.algorithm, config.rounds)
             and training.program(each) == name
             and not self._is_done(each)
-            and not self._is_begun(each)
+            and not self._is_begun([each])
         ]
-        if not others or self._is_begun(config) or not training.pays_together(config):
+        if not others or self._is_begun([config]) or not training.pays_together(config):
             return []
-        if self.until is not None and self._expected(config, 1) is None:
-            return []  # together they could not be stopped
         return others[: MOST - 1]
 
-    def _is_begun(self, config: Config) -> bool:
+    def _is_begun(self, runs: Sequence[Config]) -> bool:
         """Whether there is a checkpoint to continue from, or at least a place for it."""
-        return (self.folder / ".work" / self._name(config)).exists()
+        names = [self._name(each) for each in runs]
+        one = training.place(self.folder, names[0])
+        return (one if len(names) == 1 else batches.place(self.folder, names)).exists()
 
-    def _fits(self, config: Config, count: int) -> bool:
+    def _is_over(self) -> bool:
+        return self.until is not None and time.monotonic() >= self.until
+
+    def _fits(self, runs: Sequence[Config]) -> bool:
         if self.until is None:
             return True
         # What nobody has tried is tried, and what was stopped goes on: it can be stopped again.
-        expected = 0.0 if self._is_begun(config) else self._expected(config, count) or 0.0
+        expected = 0.0 if self._is_begun(runs) else self._expected(runs[0], len(runs)) or 0.0
         return time.monotonic() + expected < self.until
 
     def _expected(self, config: Config, count: int) -> float | None:
@@ -257,29 +252,16 @@ class _Filler:
         )
         return count * round_s * config.rounds + (0.0 if name in self.compiled else compiling)
 
-    def _train_alone(self, config: Config, name: str) -> None:
-        """Trains one run, up to an evaluation after the time is over."""
-        log = self.folder / ".work" / name / "metrics.jsonl"
-
-        def told(line: str) -> None:
-            self.tell(line)
-            if self.until is None or time.monotonic() < self.until:
-                return
-            rows = read_rows(log).rows
-            if rows and rows[-1]["round"] < config.rounds:
-                raise _Stopped
-
-        if self.until is not None:  # so that no evaluation is made again
-            config = dataclasses.replace(config, checkpoint_every=1)
-        training.alone(config, self.folder, name, told)
-
     def _train(self, runs: Sequence[Config]) -> None:
         names = [self._name(config) for config in runs]
         try:
             if len(runs) == 1:
-                self._train_alone(runs[0], names[0])
+                config = runs[0]
+                if self.until is not None:  # so that no evaluation is made again
+                    config = dataclasses.replace(config, checkpoint_every=1)
+                training.alone(config, self.folder, names[0], self.tell, self._is_over)
             else:
-                training.several(runs, self.folder, self.tell)
+                training.several(runs, self.folder, names, self.tell, self._is_over)
             self.compiled.add(training.program(runs[0]))
             for config, name in zip(runs, names, strict=True):
                 made = cells.read(cells.path(self.folder, config, self._data(config)))
@@ -287,6 +269,11 @@ class _Filler:
                 self._remember(made)
                 self.filled.made.append(name)
                 self.tell(f"{training.words(config)}: {_result(made)}")
+        except training.Stopped:
+            there = (cells.path(self.folder, config, self._data(config)) for config in runs)
+            self.filled.stopped.extend(
+                name for name, path in zip(names, there, strict=True) if not path.exists()
+            )
         finally:
             for name in names:
                 self.claims.drop(name)

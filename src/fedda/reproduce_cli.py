@@ -73,8 +73,7 @@ def reproduce_command(
 
     Every finished run is one file in the results folder and is never made again: the same command
     goes on where it was interrupted, more seeds add only those, and several processes or machines
-    may fill one folder. Small models are trained several runs at a time: such runs begin again if
-    they were interrupted.
+    may fill one folder.
     """
     names, failed = names or [], {}
     if (write or report is not None) and (rounds is not None or only is not None):

@@ -24,6 +24,7 @@ from fedda.config import Config
 from fedda.errors import InputError, unknown
 from fedda.files import read_rows, write_whole
 from fedda.simulate import TOTALS, Row, averaged
+from fedda.together import Part
 
 Grid = Mapping[str, Sequence[float]]
 
@@ -74,10 +75,10 @@ def run(
     lines = _opened(directory, config, grid)
     left = [point for point in wanted if point not in lines]
 
-    def tell(members: range, number: int) -> None:
+    def tell(members: range, part: Part) -> None:
         if on_progress is not None:
             done = len(wanted) - len(left) + members.start
-            on_progress(Progress(done, len(wanted), len(members), number, config.rounds))
+            on_progress(Progress(done, len(wanted), len(members), part.round, config.rounds))
 
     sizes, seconds = [], 0.0
     hypers, left_seeds = [wanted[point] for point in left], [point.seed for point in left]

@@ -48,18 +48,33 @@ class Batch(NamedTuple):
         return [jax.tree.map(lambda leaf, i=i: leaf[i], whole) for i in range(count)]
 
 
+class Part(NamedTuple):
+    """A batch as far as it came."""
+
+    round: int
+    run: Any  # stacked over members and fillers
+    rows: list[Row]
+    seconds: float  # without compilation
+
+
+OnEvaluation = Callable[[range, Part], object]
+Begun = Callable[[range, PyTree], Part | None]
+
+
 def train_together(
     setup: Setup,
     hypers: Any,
     seeds: Sequence[int],
     together: int | None = None,
-    on_evaluation: Callable[[range, int], None] | None = None,
+    on_evaluation: OnEvaluation | None = None,
+    begun: Begun | None = None,
 ) -> Iterator[Batch]:
     """Trains one run for each seed, with its own numbers out of `hypers`, in batches.
 
     At most `together` runs are trained at a time or, if that is None, as many as fit in memory; on
     a CPU, where more are not faster, in a gigabyte of it. `on_evaluation` is told which runs have
-    reached which round.
+    come how far; do not use a part after that, for its memory is reused. `begun` is told which
+    runs begin, and the shapes of what they hold, and says how far they had come before, if at all.
     """
     count, first, compiled = len(seeds), 0, 0
     room = math.inf if together else _room(setup)
@@ -73,7 +88,9 @@ def train_together(
                 size = _evened(count - first, min(fits, size - 1))
                 continue
             compiled = size
-        batch = _unless_out_of_memory(_train, setup, hypers, seeds, first, size, on_evaluation)
+        batch = _unless_out_of_memory(
+            _train, setup, hypers, seeds, first, size, on_evaluation, begun
+        )
         if batch is not None:
             yield batch
             first = batch.members.stop
@@ -108,21 +125,27 @@ def _train(
     seeds: Sequence[int],
     first: int,
     size: int,
-    on_evaluation: Callable[[range, int], None] | None,
+    on_evaluation: OnEvaluation | None,
+    begun: Begun | None,
 ) -> Batch:
     started = time.perf_counter()
     numbers = np.minimum(np.arange(first, first + size), len(seeds) - 1)
     members = range(first, min(first + size, len(seeds)))
-    rows = []
-    for evaluation in simulate.train(setup, _some(hypers, numbers), [seeds[i] for i in numbers]):
-        rows.append(evaluation.row)
+    before = None if begun is None else begun(members, _shapes(setup, hypers, size))
+    part = begin = before or Part(0, None, [], 0.0)
+    evaluations = simulate.train(
+        setup, _some(hypers, numbers), [seeds[i] for i in numbers], part.round, part.run
+    )
+    for evaluation in evaluations:
+        seconds = begin.seconds + time.perf_counter() - started
+        part = Part(evaluation.round, evaluation.run, [*part.rows, evaluation.row], seconds)
         if on_evaluation is not None:
-            on_evaluation(members, evaluation.round)
-    histories = [[_member(row, i) for row in rows] for i in range(len(members))]
-    state = evaluation.run.state
+            on_evaluation(members, part)
+    histories = [[_member(row, i) for row in part.rows] for i in range(len(members))]
+    state = part.run.state
     if size == 1:
         state = jax.tree.map(lambda leaf: leaf[None], state)
-    return Batch(members, histories, state, size, time.perf_counter() - started)
+    return Batch(members, histories, state, size, part.seconds)
 
 
 def _some(hypers: Any, numbers: np.ndarray) -> Any:
@@ -145,11 +168,11 @@ def _compile(setup: Setup, hypers: Any, seeds: Sequence[int], size: int) -> int:
     """
     algorithm, task, layout = setup.algorithm, setup.task, setup.layout
     together = size > 1
-    hp = _some(hypers, np.arange(size))
-    key = jax.eval_shape(lambda: random.split(random.key(0), size) if together else random.key(0))
-    start = (algorithm, task.model, together, setup.shards.num_clients)
-    simulate.begin.lower(*start, hp, key).compile()
-    run = jax.eval_shape(partial(simulate.begin, *start), hp, key)
+    hp, key = _some(hypers, np.arange(size)), _keys(size)
+    simulate.begin.lower(
+        algorithm, task.model, together, setup.shards.num_clients, hp, key
+    ).compile()
+    run = _shapes(setup, hypers, size)
     span = next(simulate.host_work(setup, seeds[:size]))
     if layout.mesh is not None:
         hp, key, run = _placed((hp, key, run), NamedSharding(layout.mesh, PartitionSpec()))
@@ -179,6 +202,17 @@ def _compile(setup: Setup, hypers: Any, seeds: Sequence[int], size: int) -> int:
     return int(working + held + brought)
 
 
+def _keys(size: int) -> PyTree:
+    return jax.eval_shape(lambda: random.split(random.key(0), size) if size > 1 else random.key(0))
+
+
+def _shapes(setup: Setup, hypers: Any, size: int) -> PyTree:
+    """Those of so many runs."""
+    clients = setup.shards.num_clients
+    begin = partial(simulate.begin, setup.algorithm, setup.task.model, size > 1, clients)
+    return jax.eval_shape(begin, _some(hypers, np.arange(size)), _keys(size))
+
+
 def _placed(shapes: PyTree, sharding: NamedSharding) -> PyTree:
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes
@@ -187,10 +221,7 @@ def _placed(shapes: PyTree, sharding: NamedSharding) -> PyTree:
 
 def _least(setup: Setup, hypers: Any) -> int:
     """The bytes no run can do without, lest a program be compiled that is far too large."""
-    hp = _some(hypers, np.arange(1))
-    clients = setup.shards.num_clients
-    begin = partial(simulate.begin, setup.algorithm, setup.task.model, False, clients)
-    run = jax.eval_shape(begin, hp, random.key(0))
+    run = _shapes(setup, hypers, 1)
     devices = 1 if setup.layout.mesh is None else setup.layout.mesh.size
     working = min(setup.layout.chunk or setup.cohort, -(-setup.cohort // devices))
     return tree.nbytes(run) + 2 * working * tree.nbytes(run.state.params)  # and gradients

@@ -10,11 +10,14 @@ import jax
 
 from fedda import algorithms, api, experiment, simulate, tasks, together, tree
 from fedda.config import Config
-from fedda.paper import cells
+from fedda.paper import batches, cells
+from fedda.together import Part
+from fedda.tree import PyTree
 
 SMALL = 2_000_000  # parameters: a larger model keeps a device busy alone
 
 Tell = Callable[[str], None]
+Over = Callable[[], bool]  # whether the time is over
 
 
 def program(config: Config) -> str:
@@ -37,15 +40,29 @@ def pays_together(config: Config) -> bool:
     return parameters <= SMALL and setup.host_rounds is None and problem.final is None
 
 
-def alone(config: Config, folder: Path, name: str, tell: Tell) -> None:
-    """Trains one run, from its last checkpoint if it was interrupted, and writes its cell."""
-    directory = folder / ".work" / name
+def place(folder: Path, name: str) -> Path:
+    """Where the work on one cell is kept."""
+    return folder / ".work" / name
+
+
+class Stopped(Exception):  # noqa: N818 - nothing is wrong
+    """The time is over, and the runs are not at their end."""
+
+
+def alone(config: Config, folder: Path, name: str, tell: Tell, over: Over) -> None:
+    """Trains one run, from its last checkpoint if it was interrupted, and writes its cell.
+
+    It is stopped at an evaluation after the time is over.
+    """
+    directory = place(folder, name)
 
     def told(progress: experiment.Progress) -> None:
         value = progress.row[progress.metric]
         shown = "-" if value is None else f"{value:.3g}"
         done = f"round {progress.row['round']}/{progress.rounds}"
         tell(f"{words(config)}: {done} {progress.metric} {shown}")
+        if progress.row["round"] < progress.rounds and over():
+            raise Stopped
 
     if (directory / "config.toml").exists():
         outcome = experiment.resume(directory, None, told)
@@ -72,36 +89,66 @@ def with_memory(config: Config) -> Config:
     return roomy if experiment.prepare(roomy)[1].host_rounds is None else config
 
 
-def several(runs: Sequence[Config], folder: Path, tell: Tell) -> None:
-    """Trains runs of one program, and writes the cells of a batch when the batch is done."""
+def several(
+    runs: Sequence[Config], folder: Path, names: Sequence[str], tell: Tell, over: Over
+) -> None:
+    """Trains runs of one program together, in batches, and writes the cells of one when it is done.
+
+    A batch goes on from its last checkpoint, and is stopped at an evaluation after the time is
+    over.
+    """
     compiled = experiment.compile_seconds()
     problem, setup, _ = experiment.prepare(runs[0])
     hypers = [algorithms.configure(each.algorithm, each.chosen)[1] for each in runs]
+    kept: dict[range, batches.Kept] = {}
 
-    def told(members: range, number: int) -> None:
-        rounds = f"round {number}/{runs[0].rounds}"
-        tell(f"{words(runs[members.start])} and {len(members) - 1} more together: {rounds}")
+    def told(members: range, what: str) -> None:
+        tell(f"{words(runs[members.start])} and {len(members) - 1} more together: {what}")
 
-    for done in api.train_grid(setup, hypers, [each.seed for each in runs], None, told):
-        compiling = experiment.compile_seconds() - compiled
-        compiled += compiling
-        share = {"total": done.seconds + compiling, "compile": compiling}
-        count = len(done.members)
-        mesh = setup.layout.mesh
-        state = done.states()[0]
-        for i, history in zip(done.members, done.histories, strict=True):
-            summary = {
-                "metric": problem.metrics[0].__name__,
-                "higher_is_better": problem.higher_is_better,
-                "parameters": tree.size(state.params),
-                **{name: history[-1][name] for name in simulate.TOTALS},
-                "seconds": {name: value / count for name, value in share.items()},
-                "together": done.size,
-                "device": experiment.device(),
-                "devices": 1 if mesh is None else mesh.size,
-                "versions": experiment.versions(),
-                "commit": experiment.commit(),
-                "data": dict(problem.data),
-                "clients": problem.shards.num_clients,
-            }
-            cells.write(folder, runs[i], history, summary)
+    def begun(members: range, shapes: PyTree) -> Part | None:
+        kept[members] = batches.Kept(folder, names[members.start : members.stop])
+        part = kept[members].read(shapes)
+        if part is not None:
+            told(members, f"continued from round {part.round}")
+        return part
+
+    def reached(members: range, part: Part) -> None:
+        told(members, f"round {part.round}/{runs[0].rounds}")
+        if part.round == runs[0].rounds:
+            return
+        stop = over()
+        if (stop or kept[members].is_due(part)) and (refused := kept[members].save(part)):
+            told(members, refused)
+        if stop:
+            raise Stopped
+
+    try:
+        for done in api.train_grid(
+            setup, hypers, [each.seed for each in runs], None, reached, begun
+        ):
+            compiling = experiment.compile_seconds() - compiled
+            compiled += compiling
+            share = {"total": done.seconds + compiling, "compile": compiling}
+            count = len(done.members)
+            mesh = setup.layout.mesh
+            state = done.states()[0]
+            for i, history in zip(done.members, done.histories, strict=True):
+                summary = {
+                    "metric": problem.metrics[0].__name__,
+                    "higher_is_better": problem.higher_is_better,
+                    "parameters": tree.size(state.params),
+                    **{name: history[-1][name] for name in simulate.TOTALS},
+                    "seconds": {name: value / count for name, value in share.items()},
+                    "together": done.size,
+                    "device": experiment.device(),
+                    "devices": 1 if mesh is None else mesh.size,
+                    "versions": experiment.versions(),
+                    "commit": experiment.commit(),
+                    "data": dict(problem.data),
+                    "clients": problem.shards.num_clients,
+                }
+                cells.write(folder, runs[i], history, summary)
+            kept[done.members].drop()
+    finally:  # interrupted or not, the last checkpoints are written to their end
+        for each in kept.values():
+            each.close()
