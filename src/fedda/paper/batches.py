@@ -4,6 +4,7 @@
 with arrays that are stacked over them. Only a batch of the same members goes on from there.
 """
 
+import contextlib
 import hashlib
 import json
 import shutil
@@ -35,8 +36,9 @@ def place(folder: Path, names: Sequence[str]) -> Path:
 def tidy(folder: Path, done: Iterable[str]) -> None:
     """Deletes what is kept of batches whose members all came to their end in other company."""
     for path in folder.glob(".work/together-*/members.json"):
-        if {*json.loads(path.read_text(encoding="utf-8"))} <= {*done}:
-            shutil.rmtree(path.parent)
+        with contextlib.suppress(FileNotFoundError):  # another process tidies up, too
+            if {*json.loads(path.read_text(encoding="utf-8"))} <= {*done}:
+                shutil.rmtree(path.parent)
 
 
 class Kept:
