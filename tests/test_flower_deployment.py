@@ -57,7 +57,7 @@ def share(number: int) -> Any:
     return problem.share(number, CLIENTS)
 
 
-def simulated(algorithm: str, rounds: int, cohort: int) -> fedda.api.Result:
+def simulated(algorithm: str, rounds: int, cohort: int) -> fedda.Result:
     """The same federation in one process."""
     return fedda.run(
         algorithm,

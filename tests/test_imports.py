@@ -41,7 +41,8 @@ MAY_IMPORT = {
     "together": "data.feed errors simulate tree",
     "own_algorithm": "core data.shards errors task tree",
     "own_problem": "data.feed data.shards errors losses models simulate task",
-    "api": "algorithms cohort core data.feed data.shards devices errors memory models "
+    "continued": "errors memory simulate tree",
+    "api": "algorithms cohort continued core data.feed data.shards devices errors models "
     "own_algorithm own_problem simulate task together tree",
     "checkpoint": "tree",
     "config": "algorithms errors",
@@ -49,7 +50,8 @@ MAY_IMPORT = {
     "tasks": "config data errors inputs losses models task",
     "torch": "algorithms core data.shards errors flower local models task tree",
     "experiment": (
-        "api checkpoint config devices errors fedda files models processes simulate tasks tree"
+        "api checkpoint config continued devices errors fedda files models processes simulate "
+        "tasks tree"
     ),
     "data_cli": "config data errors portrait tasks terminal",
     "paper": (

@@ -1,7 +1,8 @@
 """Federated optimisation, proved against its equations and compiled."""
 
 from fedda import algorithms, losses, models
-from fedda.api import GridPoint, Result, run, run_grid
+from fedda.api import GridPoint, run, run_grid
+from fedda.continued import Result
 from fedda.core import Algorithm, Phase
 from fedda.models import Model
 

@@ -3,7 +3,6 @@
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from numbers import Real
 from typing import Any, Literal, NamedTuple
 
@@ -13,29 +12,16 @@ import numpy as np
 
 from fedda import algorithms, own_algorithm, own_problem, tree
 from fedda.cohort import SAMPLERS, Layout, automatic_chunk
+from fedda.continued import Result, counted_on, taken_up
 from fedda.core import Algorithm
 from fedda.data.feed import Feed
 from fedda.data.shards import Shards, checked_pair, from_clients
 from fedda.devices import everywhere, mesh_for
 from fedda.errors import InputError, check_whole_number, unknown
-from fedda.memory import HostMemory
 from fedda.models import Model
-from fedda.simulate import Row, Run, Setup, begin, example, train
+from fedda.simulate import Row, Setup, example, train
 from fedda.task import ExampleWise, Plan, Task
 from fedda.together import Batch, Begun, OnEvaluation, train_together
-from fedda.tree import PyTree
-
-
-class Result(NamedTuple):
-    """A run as far as it came: the server's state, and one row for each evaluation."""
-
-    state: Any
-    history: list[Row]
-    memory: Any = ()  # what clients keep between rounds; runs trained together leave it out
-
-    @property
-    def params(self) -> PyTree:
-        return self.state.params
 
 
 class GridPoint(NamedTuple):
@@ -72,71 +58,17 @@ def run(
     hp = traced(hyper, model)
     first, before, history = 0, None, []
     if start is not None:
-        before, history = _taken_up(setup, hp, start), list(start.history)
+        before, history = taken_up(setup, hp, start), list(start.history)
         first = history[-1]["round"]
         setup = setup._replace(rounds=first + setup.rounds)
     for evaluation in train(setup, hp, [seed], first, before):
-        row = evaluation.row if start is None else _counted_on(start.history[-1], evaluation.row)
+        row = evaluation.row if start is None else counted_on(start.history[-1], evaluation.row)
         history.append(row)
         if on_evaluation is not None and algorithms.plain(on_evaluation(row)) is True:
             break
     state, memory = evaluation.run.state, evaluation.run.memory
     # A table of all clients may be large: the host keeps it, so that the device has room again.
     return Result(state, history, jax.device_get(memory) if setup.host_rounds is None else memory)
-
-
-def _taken_up(setup: Setup, hp: Any, start: Result) -> Run:
-    """The run that a result is of, copied: a program reuses the memory of what it is given."""
-    instead = (
-        "To begin with parameters alone, give model._replace(init=lambda key: params) as model."
-    )
-    if not isinstance(start, Result):
-        raise InputError(
-            f"start must be the result of an earlier run, got {type(start).__name__}. {instead}"
-        )
-    on_host = setup.host_rounds is not None
-    if on_host != isinstance(start.memory, HostMemory):
-        raise InputError(
-            f"what clients keep is on the {'host' if on_host else 'device'} with this memory_gb, "
-            "and start does not have it there. Give the memory_gb that start was made with."
-        )
-    rows = 1 if on_host else setup.shards.num_clients
-    begun = partial(begin, setup.algorithm, setup.task.model, False, rows)
-    like = jax.eval_shape(begun, hp, jax.random.key(0))
-    kept = start.memory.take(np.zeros(1, int)) if on_host else start.memory
-    found, wanted = (
-        tree.types("state", state) | tree.types("memory", memory)
-        for state, memory in ((start.state, kept), (like.state, like.memory))
-    )
-    for path in {**wanted, **found}:
-        if found.get(path) != wanted.get(path):
-            raise InputError(
-                "start is of another algorithm, model or federation, or of run_grid, which leaves "
-                f"out what clients keep: in it {path} is {found.get(path, 'absent')}, here "
-                f"{wanted.get(path, 'absent')}. {instead}"
-            )
-    last = start.history[-1]
-    return Run(
-        _copied(start.state, like.state),
-        jax.tree.map(np.array, start.memory) if on_host else _copied(start.memory, like.memory),
-        jnp.int32(last["nonfinite_clients"]),
-        jnp.int32(last["skipped_rounds"]),
-    )
-
-
-def _copied(x: PyTree, like: PyTree) -> PyTree:
-    """The numbers of one tree in the structure of another, whose classes may be defined anew."""
-    leaves = [jnp.array(np.asarray(leaf)) for leaf in jax.tree.leaves(x)]
-    return jax.tree.unflatten(jax.tree.structure(like), leaves)
-
-
-def _counted_on(last: Row, row: Row) -> Row:
-    """The row with the bytes of a continued run: a round may have sent others before."""
-    sent = {
-        name: last[name] + row[name] // row["round"] * (row["round"] - last["round"])
-        for name in ("bytes_down", "bytes_up")
-    }
-    return row | sent
 
 
 def run_grid(

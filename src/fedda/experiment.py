@@ -25,8 +25,8 @@ import numpy as np
 import fedda
 from fedda import api, devices, processes, simulate, tasks, tree
 from fedda import config as configs
-from fedda.api import Result
 from fedda.config import Config
+from fedda.continued import Result
 from fedda.errors import InputError, unknown
 from fedda.files import read_rows, write_whole
 from fedda.models import PRECISIONS
