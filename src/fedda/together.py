@@ -132,13 +132,15 @@ def _train(
     numbers = np.minimum(np.arange(first, first + size), len(seeds) - 1)
     members = range(first, min(first + size, len(seeds)))
     before = None if begun is None else begun(members, _shapes(setup, hypers, size))
-    part = begin = before or Part(0, None, [], 0.0)
+    part = before or Part(0, None, [], 0.0)
+    started -= part.seconds
     evaluations = simulate.train(
         setup, _some(hypers, numbers), [seeds[i] for i in numbers], part.round, part.run
     )
     for evaluation in evaluations:
-        seconds = begin.seconds + time.perf_counter() - started
-        part = Part(evaluation.round, evaluation.run, [*part.rows, evaluation.row], seconds)
+        part.rows.append(evaluation.row)
+        seconds = time.perf_counter() - started
+        part = Part(evaluation.round, evaluation.run, part.rows, seconds)
         if on_evaluation is not None:
             on_evaluation(members, part)
     histories = [[_member(row, i) for row in part.rows] for i in range(len(members))]
