@@ -346,7 +346,7 @@ def _made() -> Iterable[Experiment]:
             "loss of 100 rounds (`benchmarks/tune.py`), and does one epoch a round.",
         ),
     )
-    for task in TUNED:
+    for task in (*TUNED, "stackexchange"):
         yield Experiment(
             f"recommended-{task}",
             f"{title(task)} with tuned rates, and full-batch rounds at the end",
