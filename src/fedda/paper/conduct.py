@@ -108,10 +108,8 @@ def stabilisation(found: Sequence[Cell]) -> Verdict:
         f"{_series(*key)}, 5 %": (0.05, shared.get((*key, 0.05), []), shared.get((*key, 0.0), []))
         for key in dict.fromkeys(key[:2] for key in shared)
     }
-    for task in experiments.TUNED:
-        tuned, recommended = (
-            evidence.runs(f"{kind}-{task}", found) for kind in ("tuned", "recommended")
-        )
+    for task, name in experiments.TUNED.items():
+        tuned, recommended = (evidence.runs(each, found) for each in (name, f"recommended-{task}"))
         compared |= {
             f"{_series(task, name)}, tuned, 10 %": (0.1, recommended[name], tuned.get(name, []))
             for name in FEDDA
@@ -128,16 +126,16 @@ def stabilisation(found: Sequence[Cell]) -> Verdict:
         )
         calmer.append(full < without)
         gain = evidence.signed(evidence.margin(ours, theirs))
-        told.append(f"{words} {full:.2g} (without {without:.2g}; accuracy {gain})")
+        told.append(f"{words} {full:.2g} (without {without:.2g}; its mean {gain})")
     if not told:
         return Verdict("F11", claim, OPEN, "No pair of runs yet.")
     return Verdict(
         "F11",
         claim,
-        decided(sum(calmer), len(calmer), 12),
-        f"Accuracy is calmer in such rounds in {sum(calmer)} of {len(calmer)} comparisons; but "
+        decided(sum(calmer), len(calmer), 15),
+        f"The metric is calmer in such rounds in {sum(calmer)} of {len(calmer)} comparisons; but "
         "they have one step, so they are shorter too.",
-        "Standard deviation of accuracy over the rounds that are full-batch ones, of shared seeds: "
+        "Standard deviation of the metric over the full-batch rounds, of shared seeds: "
         f"{'; '.join(told)}.",
     )
 
