@@ -85,20 +85,38 @@ SETTINGS = {
     "cohort": COHORT,
     "eval_every": ROUNDS,
 }
-TASK = Task(MODEL, squared_error, Plan(3, 2, "epochs"))
+
+
+def again(outputs, y):
+    """The loss once more, as a metric."""
+    return squared_error(outputs, y)
+
+
+def as_parts(outputs, y):
+    """And as one that gives what is divided, and by what."""
+    return 3 * squared_error(outputs, y), jnp.full(len(y), 3.0)
+
+
+TASK = Task(MODEL, squared_error, Plan(3, 2, "epochs"), train_metrics=(again, as_parts))
+SILENT = TASK._replace(train_metrics=())  # for an algorithm that tells of no metrics
 PLAIN = Layout()
 
 
-def play(algorithm, hp=None, shards=None, cohorts=COHORTS, seed=0, rounds=ROUNDS, layout=PLAIN):
+def play(*arguments, **keywords):
     """The run after some rounds with these cohorts."""
+    run, _ = heard(*arguments, **keywords)
+    return run
+
+
+def heard(algorithm, hp=None, shards=None, cohorts=COHORTS, seed=0, rounds=ROUNDS, layout=PLAIN):
+    """That run, and what was told of its local steps."""
     shards = federation() if shards is None else shards
     hp = api.traced(algorithm.Hyper() if hp is None else hp, MODEL)
     key = random.key(seed)
     run = simulate.begin(algorithm, MODEL, False, shards.num_clients, hp, key)
-    run, _ = simulate.segment(
+    return simulate.segment(
         algorithm, TASK, layout, False, hp, run, shards, key, cohorts, None, 0, rounds
     )
-    return run
 
 
 # ---------------------------------------------------------------------------- the algorithms
@@ -367,6 +385,15 @@ def test_every_hyper_parameter_matters(name):
 
 
 @every_variant
+def test_metrics_in_training_are_of_the_examples_that_the_loss_is_of(variant):
+    """Also where some phases have nothing to tell, or some clients are left out."""
+    for shards in (federation(), with_huge(5)):
+        _, tally = heard(variant.algorithm, shards=shards)
+        assert tally.loss > 0
+        np.testing.assert_allclose(tally.metrics, [tally.loss] * 2, rtol=1e-12)
+
+
+@every_variant
 def test_rows_of_nobody_have_exactly_no_effect(variant):
     clean = play(variant.algorithm)
     for junk in (np.nan, 1e30):
@@ -586,7 +613,7 @@ def labelled(poison=()):
 @functools.partial(jax.jit, static_argnames="layout")
 def ledger_round(layout, hp, state, memory, shards, cohort, key):
     add_up = functools.partial(sum_over_clients, layout)
-    return core.one_round(LEDGER, TASK, add_up, hp, state, memory, shards, cohort, key)
+    return core.one_round(LEDGER, SILENT, add_up, hp, state, memory, shards, cohort, key)
 
 
 def ledger_start(gain=1.0):
@@ -629,7 +656,7 @@ def test_two_phases_with_memory_and_keys_by_client():
     assert state.rounds == 2
     # What was seen, over both phases: here, the sum of the clients' numbers.
     both = np.concatenate([np.flatnonzero(second), np.flatnonzero(PRESENT)])
-    assert jax.device_get(info.seen) == (both.sum(), len(both))
+    assert jax.device_get(info.seen) == (both.sum(), len(both), ())
     assert (info.nonfinite, info.skipped) == (0, 0)
 
 
@@ -679,7 +706,7 @@ def test_a_sum_that_overflows_leaves_no_trace():
 
 def test_a_record_trains_without_being_registered():
     # ... and several runs together, with numbers, keys and memory of their own.
-    setup = Setup(LEDGER, TASK, labelled(), None, ROUNDS + 1, COHORT, ROUNDS, 0)
+    setup = Setup(LEDGER, SILENT, labelled(), None, ROUNDS + 1, COHORT, ROUNDS, 0)
     gains, seeds = jnp.asarray([1.0, 3.0]), [0, 1]
     *_, together = simulate.train(setup, LedgerHyper(gains), seeds)
     for number, seed in enumerate(seeds):

@@ -177,7 +177,8 @@ def assert_sum(found, clients, secure=SECURE):
     assert error.moved.weight == 0
     assert error.control < step
     visited = 2 * secure.most_weight  # two epochs
-    for one, wanted, most in zip(found.seen, (1.5, 2.0), (secure.most_loss, 1), strict=True):
+    seen = (found.seen.loss, found.seen.examples)
+    for one, wanted, most in zip(seen, (1.5, 2.0), (secure.most_loss, 1), strict=True):
         bound = len(clients) * 2 * most * visited / 2**secure.bits
         assert abs(one - len(clients) * wanted) < bound
     assert found.clipped == 0

@@ -459,3 +459,42 @@ def test_run_grid_gives_every_combination_in_order():
         loss = float(np.mean((TEST[0] @ np.asarray(point.result.params["w"]) - TEST[1]) ** 2))
         np.testing.assert_allclose(point.result.history[-1]["loss"], loss, rtol=1e-5)
     assert len({point.result.history[-1]["loss"] for point in points}) == len(points)
+
+
+@pytest.mark.usefixtures("x64")
+def test_the_training_metric_is_that_of_local_batches_before_each_step():
+    """FedAvg by hand: every client's share of answers that are right, over rounds of the cohort."""
+    rng = np.random.default_rng(4)
+    sizes, plan, rounds = (7, 12, 4), Plan(5, 2, "epochs"), 3
+    clients = [(rng.normal(size=(n, 3)), rng.integers(0, 4, size=n)) for n in sizes]
+    model = fedda.Model(lambda key: random.normal(key, (3, 4)), lambda w, x: x @ w)
+    setup, hyper = api.prepare(
+        "fedavg", model, from_clients(clients), fedda.losses.cross_entropy,
+        cohort=3, rounds=rounds, eval_every=1, batch=5, local_work=2, local_unit="epochs",
+        client_lr=0.5,
+    )  # fmt: skip
+    setup = setup._replace(task=setup.task._replace(train_metrics=(fedda.losses.accuracy,)))
+    rows = [each.row for each in simulate.train(setup, api.traced(hyper, model), [9])]
+    assert np.isnan(rows[0]["train_accuracy"])
+    key, w = random.key(9), np.asarray(model.init(random.fold_in(random.key(9), 0)))
+    drawn = Task(model, fedda.losses.cross_entropy, plan)
+    for number in range(rounds):
+        own_key = random.fold_in(random.fold_in(random.fold_in(key, 1), number), 0)
+        ends, right, visited = [], 0, 0
+        for client, (x, y) in enumerate(clients):
+            shard = setup.shards.shard(client)
+            batches = drawn.batches(shard, random.fold_in(own_key, client))
+            own = w.copy()
+            for step in range(int(batches.steps)):
+                mask = np.asarray(batches.mask[step, 0])
+                chosen = np.asarray(batches.rows[step, 0])[mask]
+                scores, labels = x[chosen] @ own, y[chosen]
+                right += (scores.argmax(axis=1) == labels).sum()
+                visited += len(labels)
+                odds = np.exp(scores - scores.max(axis=1, keepdims=True))
+                odds /= odds.sum(axis=1, keepdims=True)
+                own -= 0.5 * x[chosen].T @ (odds - np.eye(4)[labels]) / len(labels)
+            ends.append(own)
+        w = np.average(ends, axis=0, weights=sizes)
+        assert rows[number + 1]["train_accuracy"] == pytest.approx(right / visited, abs=1e-12)
+    assert len({row["train_accuracy"] for row in rows[1:]}) == rounds, "it moves"

@@ -460,7 +460,7 @@ def test_the_command_prints_the_best_first(fedda, fedda_sweep, tmp_path: Path):
         f"{value:g}" + "*" * (name in best["at_the_end"]) for name, value in best["hyper"].items()
     ]
     assert table[0][:3] == [*marked, f"{best['train_loss']:.4g}"]
-    assert "train_loss: mean over the last 3 rounds and 2 seeds" in out
+    assert "train_loss, train_accuracy: mean over the last 3 rounds and 2 seeds" in out
     assert "Best by train_loss: client_lr=" in out
     assert "12 runs, 4 at a time, " in out
     assert "runs 5-8 of 12: round 4/7" in err
@@ -474,6 +474,14 @@ def test_the_command_prints_the_best_first(fedda, fedda_sweep, tmp_path: Path):
     assert json.loads(out)["directory"] == "s"
     assert json.loads(out)["by"] == "loss"
     assert err == ""
+    code, out, _ = fedda_sweep(*words, *grids, "--by", "train_accuracy", "--out", "s")
+    assert code == 0
+    assert "chosen on the test set" not in out
+    summary = json.loads((tmp_path / "s/summary.json").read_text())
+    values = [point["train_accuracy"] for point in summary["ranking"]]
+    assert values == sorted(values, reverse=True)
+    assert summary["best"]["train_accuracy"] == max(values)
+    assert 0 < min(values) < max(values) < 1
 
 
 @pytest.mark.parametrize(

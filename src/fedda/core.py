@@ -34,6 +34,7 @@ class Seen(NamedTuple):
 
     loss: Array
     examples: Array
+    metrics: tuple[tuple[Array, Array], ...] = ()  # of each a sum, and what it is divided by
 
 
 def nothing_seen() -> Seen:
@@ -157,13 +158,21 @@ def one_round(
         visits.append((rows, old))
         state = phase.merge(hp, state, total.upload)
         usable &= (total.counted > 0) & tree.all_finite((total.upload, state))
-        seen = tree.add(seen, total.seen)
+        seen = _seen_in_both(seen, total.seen)
         nonfinite += total.nonfinite
     # A round whose sum is unusable never happened: neither for the server nor for its clients.
     state = tree.where(usable, state, before)
     for rows, old in reversed(visits):
         memory = tree.put(memory, rows, tree.where(usable, tree.take(memory, rows), old))
     return state, memory, RoundInfo(seen, nonfinite, (~usable).astype("int32"))
+
+
+def _seen_in_both(one: Seen, other: Seen) -> Seen:
+    """Of two phases, where one may have no metrics to tell of."""
+    metrics = one.metrics or other.metrics
+    if one.metrics and other.metrics:
+        metrics = tree.add(one.metrics, other.metrics)
+    return Seen(one.loss + other.loss, one.examples + other.examples, metrics)
 
 
 class Traffic(NamedTuple):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from fedda import tree
-from fedda.core import Seen, nothing_seen
+from fedda.core import Seen
 from fedda.data.shards import Shard
 from fedda.task import Batch, Batches, Task
 from fedda.tree import PyTree
@@ -40,7 +40,8 @@ def steps(
         return carry, tree.add(seen, more)
 
     if perhaps_none:
-        return lax.fori_loop(0, batches.steps, body, (start, nothing_seen()))
+        _, seen = jax.eval_shape(step, start, batches.at(jnp.int32(0)))
+        return lax.fori_loop(0, batches.steps, body, (start, tree.zeros_like(seen)))
     known = isinstance(batches.steps, int) and jax.default_backend() != "cpu"
     first = step(start, batches.at(jnp.int32(0)))
     return lax.fori_loop(1, batches.steps, body, first, unroll=UNROLLED if known else None)

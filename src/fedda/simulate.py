@@ -56,9 +56,10 @@ class Run(NamedTuple):
 
 
 class Tally(NamedTuple):
-    """Sums over rounds of the rounds' mean training losses."""
+    """Sums over rounds of the rounds' mean training losses, and of their training metrics."""
 
     loss: Array
+    metrics: tuple[Array, ...]
     rounds: Array
 
 
@@ -134,13 +135,15 @@ def segment(
                 None if slots is None else slots[number],
             )
             loss = info.seen.loss / jnp.maximum(info.seen.examples, 1)
+            metrics = tuple(a / jnp.where(b > 0, b, 1) for a, b in info.seen.metrics)
             heard = (info.seen.examples > 0).astype(loss.dtype)
+            more = Tally(loss, metrics, heard)
             return (
                 Run(state, memory, run.nonfinite + info.nonfinite, run.skipped + info.skipped),
-                Tally(tally.loss + loss, tally.rounds + heard),
+                tree.add(tally, more),
             )
 
-        tally = Tally(jnp.zeros(()), jnp.zeros(()))
+        tally = Tally(jnp.zeros(()), (jnp.zeros(()),) * len(task.train_metrics), jnp.zeros(()))
         return lax.fori_loop(0, rounds, body, (run, tally))
 
     return (jax.vmap(one) if together else one)(hp, run, key, cohorts, slots)
@@ -261,7 +264,11 @@ def _row(
     setup: Setup, together: bool, sent: Traffic, number: int, run: Run, tally: Tally | None
 ) -> Row:
     """What is reported after so many rounds; `tally` is of those since the row before."""
-    values: Row = {"train_loss": np.nan if tally is None else tally.loss / tally.rounds}
+    names = ["train_loss", *(f"train_{each.__name__}" for each in setup.task.train_metrics)]
+    values: Row = dict.fromkeys(names, np.nan)
+    if tally is not None:
+        sums = (tally.loss, *tally.metrics)
+        values = {name: total / tally.rounds for name, total in zip(names, sums, strict=True)}
     if setup.test is not None:
         task, mesh = setup.task, setup.layout.mesh
         tests = evaluate(task, together, run.state.params, *setup.test, mesh=mesh)

@@ -41,7 +41,10 @@ def sweep_command(
     seeds: Annotated[int, typer.Option(min=1, help="Seeds for each point.")] = 1,
     by: Annotated[
         str,
-        typer.Option(help="Choose by train_loss, or on the test set by loss or the metric."),
+        typer.Option(
+            help="Choose by train_loss or the metric in training, such as train_accuracy; or on "
+            "the test set by loss or the metric."
+        ),
     ] = "train_loss",
     factor: Annotated[
         int | None,
@@ -165,7 +168,8 @@ def _remarks(summary: dict[str, Any]) -> Sequence[str]:
     """What a person should know about the table."""
     best, rounds, seeds = summary["best"], summary["averaged_rounds"], len(summary["seeds"])
     over = f" and {seeds} seeds" if seeds > 1 else ""
-    lines = [f"train_loss: mean over the last {rounds} rounds{over}"]
+    trained = [name for name in summary["ranking"][0] if name.startswith("train_")]
+    lines = [f"{', '.join(trained)}: mean over the last {rounds} rounds{over}"]
     if any(point["at_the_end"] for point in summary["ranking"]):
         lines.append("* the end of its grid")
     if "rungs" in summary:
@@ -179,7 +183,7 @@ def _remarks(summary: dict[str, Any]) -> Sequence[str]:
         lines.append(f"Best by {summary['by']}: {chosen or 'the only point'}")
         if best["at_the_end"]:
             lines.append(f"Try values of {' and '.join(best['at_the_end'])} beyond its end.")
-        if summary["by"] != "train_loss":
+        if not summary["by"].startswith("train_"):
             lines.append("It was chosen on the test set, whose numbers flatter it now.")
     pace = summary["runs_x_rounds_per_second"]
     if pace is not None:

@@ -76,6 +76,7 @@ class Task(NamedTuple):
     plan: Plan
     metrics: tuple[ExampleWise, ...] = ()
     reduction: Literal["mean", "sum"] = "mean"  # of the losses of a mini-batch
+    train_metrics: tuple[ExampleWise, ...] = ()  # what local steps tell besides the loss
 
     def whole(self, shard: Shard, key: Array) -> Batch:
         """All of a client's examples as one batch, taken in parts of a mini-batch's size.
@@ -124,32 +125,34 @@ class Task(NamedTuple):
         full-batch step be longer than the others. The model's penalty is in the gradient, and not
         in the loss that is seen.
         """
-        (loss, gradient), examples = self._sum_over_parts(jax.value_and_grad, params, batch)
+        transform = partial(jax.value_and_grad, has_aux=True)
+        ((loss, metrics), gradient), examples = self._sum_over_parts(transform, params, batch)
         if self.reduction == "mean" or batch.whole:
             factor = 1 if self.reduction == "mean" else self.plan.batch
             gradient = tree.scale(factor / jnp.maximum(examples, 1), gradient)
         if self.model.penalty is not None:
             gradient = tree.add(gradient, jax.grad(self.model.penalty)(params))
-        return gradient, Seen(loss, examples)
+        return gradient, Seen(loss, examples, metrics)
 
     def mean_loss(self, params: PyTree, batch: Batch) -> Array:
         """The mean loss of the batch's examples in training mode, without the penalty."""
-        loss, examples = self._sum_over_parts(lambda function: function, params, batch)
+        (loss, _), examples = self._sum_over_parts(lambda function: function, params, batch)
         return loss / jnp.maximum(examples, 1)
 
     def _sum_over_parts(
         self, transform: Callable[[Any], Any], params: PyTree, batch: Batch
     ) -> tuple[Any, Array]:
-        """`transform`ed summed loss of the examples that count, and their number."""
+        """`transform`ed sums of loss and metrics of the examples that count, and their number."""
 
-        def summed_loss(params: PyTree, rows: Array, mask: Array, key: Array) -> Array:
+        def sums(params: PyTree, rows: Array, mask: Array, key: Array) -> tuple[Array, Any]:
             x, y = batch.shard.rows(rows)
-            losses = self.loss(self.outputs(params, x, key), y)
-            return jnp.sum(jnp.where(mask, losses, 0), dtype=jnp.result_type(float))
+            outputs = self.outputs(params, x, key)
+            loss = _sum(self.loss(outputs, y), mask)
+            return loss, tuple(_sums(each, outputs, y, mask) for each in self.train_metrics)
 
         def part(number: Array | int) -> Any:
             key = random.fold_in(batch.key, number)
-            return transform(summed_loss)(params, batch.rows[number], batch.mask[number], key)
+            return transform(sums)(params, batch.rows[number], batch.mask[number], key)
 
         total = part(0)
         parts, size = batch.rows.shape
@@ -184,19 +187,24 @@ class Task(NamedTuple):
         def part(first: Array) -> dict[str, tuple[Array, Array]]:
             rows = first + jnp.arange(batch)
             inputs, labels = take_rows((x, y), rows % num_rows(y))
-            outputs = self.model.apply(params, inputs)
-
-            def total(values: Array) -> Array:
-                return jnp.sum(jnp.where(rows < examples, values, 0), dtype=jnp.result_type(float))
-
-            def of(measure: ExampleWise) -> tuple[Array, Array]:
-                values = measure(outputs, labels)
-                above, below = values if isinstance(values, tuple) else (values, jnp.ones(batch))
-                return total(above), total(below)
-
-            return {name: of(measure) for name, measure in self.measures.items()}
+            outputs, counts = self.model.apply(params, inputs), rows < examples
+            return {
+                name: _sums(measure, outputs, labels, counts)
+                for name, measure in self.measures.items()
+            }
 
         return tree.sum_leading(lax.map(part, jnp.arange(0, num_rows(y), batch)))
+
+
+def _sum(values: Array, counts: Array) -> Array:
+    return jnp.sum(jnp.where(counts, values, 0), dtype=jnp.result_type(float))
+
+
+def _sums(measure: ExampleWise, outputs: Any, y: Any, counts: Array) -> tuple[Array, Array]:
+    """What a measure's mean over the examples that count is made of."""
+    values = measure(outputs, y)
+    above, below = values if isinstance(values, tuple) else (values, jnp.ones(counts.shape))
+    return _sum(above, counts), _sum(below, counts)
 
 
 def shuffled(key: Array, shard: Shard, multiple: int) -> Array:

@@ -16,6 +16,8 @@ from fedda.flower.wire import Refused
 from fedda.local import is_weighted
 from fedda.tree import PyTree
 
+SEEN = ("loss", "examples")  # what a reply tells of local work
+
 
 class Summed(NamedTuple):
     """What the server learns of a phase."""
@@ -38,7 +40,7 @@ class Reply(NamedTuple):
     """A sound one."""
 
     upload: PyTree
-    seen: list[np.float64]  # in the order of `Seen`
+    seen: list[np.float64]  # in the order of `SEEN`
 
 
 def plain_sum(
@@ -78,7 +80,7 @@ def _checked(
         raise Refused("it has no upload, or does not say what was seen")
     upload = _opened(phase, wire.unpack(content.array_records["upload"], like))
     said = content.metric_records["seen"]
-    numbers = [said.get(name, np.nan) for name in Seen._fields]
+    numbers = [said.get(name, np.nan) for name in SEEN]
     seen = [np.float64(one) for one in numbers if not isinstance(one, list)]
     if len(seen) < len(numbers):
         raise Refused("what was seen is not in numbers")
