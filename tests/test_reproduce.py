@@ -292,29 +292,6 @@ def test_a_run_that_cannot_be_made_does_not_stop_the_others(tmp_path, monkeypatc
     assert "the data set emnist" in of_data
 
 
-def test_nothing_is_begun_that_does_not_fit_in_the_time(tmp_path):
-    """By cells of the same program, or else of the same task: 50 s a round, 100 s to compile."""
-    filled(tmp_path, tiny())
-    path = cells.path(tmp_path, tiny(), None)
-    content = json.loads(path.read_text())
-    summary = content | {"seconds": {"total": 300.0, "compile": 100.0}}
-    columns = content["history"]
-    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    cells.write(tmp_path, tiny(), rows, summary)
-    for seconds, run, made in (
-        (290, tiny(seed=1), 0),
-        (310, tiny(seed=1), 1),
-        (290, tiny(algorithm="fedavg"), 0),
-        (290, tiny(algorithm="fedavg", rounds=2), 1),
-        (0.001, tiny(seed=1), 0),  # which is there
-        (290, tiny(algorithm="fedprox"), 0),
-        (290, tiny(algorithm="fedprox", rounds=2), 1),
-    ):
-        outcome, _ = filled(tmp_path, run, seconds=seconds)
-        assert len(outcome.made) == made, (seconds, run)
-        assert len(outcome.late) == (not made and seconds > 1)
-
-
 @pytest.fixture
 def clock(monkeypatch):
     """Time that stands still: a line that is told takes a second."""
@@ -338,10 +315,9 @@ def fill_by(clock, folder, *runs, seconds):
 
 
 def test_a_run_is_stopped_when_the_time_is_over_and_goes_on_to_the_same_numbers(tmp_path, clock):
-    run, other = tiny(rounds=8), tiny(rounds=8, algorithm="fedavg")
-    outcome, told = fill_by(clock, tmp_path, run, other, seconds=2.5)
-    name, late = (cells.name(each, None) for each in (run, other))
-    assert outcome == reproduce.Filled([], [], [late], [name], {})
+    run, name = tiny(rounds=8), cells.name(tiny(rounds=8), None)
+    outcome, told = fill_by(clock, tmp_path, run, tiny(algorithm="fedavg"), seconds=2.5)
+    assert outcome == reproduce.Filled([], [], [name], {}, late=1)
     assert "round 4/8" in told
     assert "round 6/8" not in told
     assert names(tmp_path) == []
@@ -358,25 +334,59 @@ def test_a_run_is_stopped_when_the_time_is_over_and_goes_on_to_the_same_numbers(
     assert one.path.name == whole.path.name
 
 
-def test_what_was_stopped_goes_on_though_others_took_longer(tmp_path, clock, monkeypatch):
-    fill_by(clock, tmp_path, tiny(), seconds=0.5)
-    monkeypatch.setattr(reproduce._Filler, "_expected", lambda self, run, count: 100.0)
-    outcome, _ = fill_by(clock, tmp_path, tiny(), tiny(seed=1), seconds=50)
-    assert outcome.made == [cells.name(tiny(), None)]
-    assert outcome.late == [cells.name(tiny(seed=1), None)]
+@pytest.mark.parametrize("seconds", [0, -3])
+def test_nothing_is_begun_when_the_time_is_over(tmp_path, clock, monkeypatch, seconds):
+    filled(tmp_path, tiny())
+    monkeypatch.setattr(reproduce.tasks, "load", None)  # not even data are read
+    runs = tiny(), tiny(seed=1), tiny(algorithm="fedavg")
+    outcome, told = fill_by(clock, tmp_path, *runs, seconds=seconds)
+    assert outcome == reproduce.Filled([], [], [], {}, late=2), "one is there"
+    assert told == ""
 
 
-def test_runs_together_are_stopped_and_go_on_to_the_same_numbers(tmp_path, clock, monkeypatch):
-    """Though one of them does not stay finite, and others are expected to take too long."""
+def test_all_that_is_left_is_begun_while_there_is_time_however_long_others_took(tmp_path, clock):
+    filled(tmp_path, tiny())
+    content = json.loads(cells.path(tmp_path, tiny(), None).read_text())
+    columns = content["history"]
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    content |= {"seconds": {"total": 1e6, "compile": 1e5}}
+    cells.write(tmp_path, tiny(), rows, content)
+    runs = tiny(seed=1), tiny(algorithm="fedavg"), tiny(algorithm="fedprox")
+    # A run tells of rounds 0, 2 and 4 and of its end: the second ends, and the third begins not.
+    outcome, _ = fill_by(clock, tmp_path, *runs, seconds=8)
+    assert outcome.made == [cells.name(run, None) for run in runs[:2]]
+    assert (outcome.stopped, outcome.late) == ([], 1)
+
+
+def test_of_runs_together_those_that_came_to_their_end_are_made(tmp_path, clock, monkeypatch):
+    """Of four in two batches, as if no more fitted in memory, the time suffices for the first."""
+    train_grid = training.api.train_grid
+    monkeypatch.setattr(
+        training.api,
+        "train_grid",
+        lambda setup, hypers, seeds, together, *more: train_grid(setup, hypers, seeds, 2, *more),
+    )
+    runs = [tiny(seed=seed) for seed in range(4)]
+    every = [cells.name(run, None) for run in runs]
+    outcome, told = fill_by(clock, tmp_path, *runs, tiny(algorithm="fedavg"), seconds=4.5)
+    assert outcome == reproduce.Filled(every[:2], [], every[2:], {}, late=1)
+    assert "seed 1: accuracy" in told
+    assert names(tmp_path) == sorted(every[:2])
+    outcome, told = fill_by(clock, tmp_path, *runs, seconds=9)
+    assert outcome == reproduce.Filled(every[2:], [], [], {})
+    assert "seed 2 and 1 more together: continued from round 2" in told
+
+
+def test_runs_together_are_stopped_and_go_on_to_the_same_numbers(tmp_path, clock):
+    """Though one of them does not stay finite."""
     rates = (0.1, 0.2, 1e30)
     runs = [tiny(rounds=8, algorithm="scaffold", client_lr=rate) for rate in rates]
     every = [cells.name(run, None) for run in runs]
     outcome, told = fill_by(clock, tmp_path, *runs, seconds=2.5)
-    assert outcome == reproduce.Filled([], [], [], every, {})
+    assert outcome == reproduce.Filled([], [], every, {})
     assert "and 2 more together: round 4/8" in told
     assert "round 6/8" not in told
     assert names(tmp_path) == []
-    monkeypatch.setattr(reproduce._Filler, "_expected", lambda self, run, count: 100.0)
     outcome, told = fill_by(clock, tmp_path, *runs, seconds=1.5)
     assert outcome.stopped == every
     assert "and 2 more together: continued from round 4" in told
@@ -432,29 +442,19 @@ def test_the_command_says_what_was_stopped(fedda, clock, monkeypatch):
             runs, folder, seconds, ticking(clock, tell), warn
         ),
     )
-    code, out, err = fedda("digits", "--only", "fedavg", "--rounds", "60", "--time", "0.5")
+    words = ("digits", "--only", "fedavg,fedprox", "--rounds", "60", "--time")
+    for seconds, stopped in (("0.5", 1), ("-1", 0)):
+        code, out, err = fedda(*words, seconds)
+        assert code == 0
+        assert err.splitlines()[-1] == (
+            f"The time is over: 2 runs are left, {stopped} of them stopped on the way. The same "
+            "command goes on with them."
+        )
+        assert out == "0 of 2 runs are done, 2 are missing.\n"
+    code, out, err = fedda(*words, "99")
     assert code == 0
-    assert "1 runs were stopped when the time was over: the same command continues them." in err
-    assert "0 of 1 runs are done, 1 are missing." in out
-
-
-def test_a_share_of_compilation_is_not_taken_for_all_of_it(tmp_path):
-    """Of two that were trained together each has 100 s of 200: a run needs 400 s, not 300."""
-    filled(tmp_path, tiny())
-    content = json.loads(cells.path(tmp_path, tiny(), None).read_text())
-    content |= {"seconds": {"total": 300.0, "compile": 100.0}, "together": 2}
-    columns = content["history"]
-    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    cells.write(tmp_path, tiny(), rows, content)
-    assert filled(tmp_path, tiny(seed=1), seconds=390)[0].made == []
-    assert len(filled(tmp_path, tiny(seed=1), seconds=410)[0].made) == 1
-
-
-def test_a_batch_is_cut_to_what_fits_in_the_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(reproduce._Filler, "_expected", lambda self, run, count: 100.0 * count)
-    outcome, told = filled(tmp_path, *(tiny(seed=seed) for seed in range(5)), seconds=390)
-    assert "and 2 more together" in told
-    assert len(outcome.made) == 5, "then the other two"
+    assert "The time is over" not in err
+    assert "2 of 2 runs are done, 0 are missing." in out
 
 
 @pytest.mark.parametrize(

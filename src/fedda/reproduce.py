@@ -6,6 +6,7 @@ each takes what no other has claimed. Runs of one program, which differ in rates
 trained together where the model is small.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import os
@@ -32,9 +33,9 @@ class Filled(NamedTuple):
 
     made: list[str]  # names of cells
     busy: list[str]  # that other processes are at work on
-    late: list[str]  # that would not have fitted in the time
     stopped: list[str]  # when the time was over, to be continued
     failed: dict[str, str]  # why, by task or name
+    late: int = 0  # how many were left when the time was over, besides those that were stopped
 
 
 def wanted(
@@ -76,10 +77,9 @@ def fill(
     tell: Tell = lambda line: None,
     warn: Tell = print,
 ) -> Filled:
-    """Makes the cells that are missing; starts none that would not be done in `seconds`.
+    """Makes the cells that are missing, and begins none after so many `seconds`.
 
-    How long a run takes is known by others like it. One that takes longer all the same, or that
-    nobody has tried, is stopped at its first evaluation after that time, and goes on the next time.
+    What is then under way is stopped at its next evaluation, and goes on from there the next time.
     `tell` is given a line for each evaluation and cell, `warn` what a person should look into.
     """
     work = folder / ".work"
@@ -88,12 +88,12 @@ def fill(
     with Claims(work) as claims:
         filler = _Filler(folder, claims, seconds, tell, warn)
         left = list(runs)
-        while left:
-            filler.do(left.pop(0), left)
+        while left and not filler.is_over():
+            filler.do(left)
     there = {path.stem for path in (folder / "cells").glob("*/*.json")}
     batches.tidy(folder, there)
     busy = [name for name in filler.filled.busy if name not in there]
-    return filler.filled._replace(busy=busy)
+    return filler.filled._replace(busy=busy, late=missing(left, filler.found))
 
 
 def add(folder: Path, directory: Path) -> Path:
@@ -118,10 +118,9 @@ class _Filler:
     ) -> None:
         self.folder, self.claims, self.tell, self.warn = folder, claims, tell, warn
         self.until = None if seconds is None else time.monotonic() + seconds
-        self.filled = Filled([], [], [], [], {})
+        self.filled = Filled([], [], [], {})
         self.found = self._read()
         self.done = {(cells.key(cell.config), cell.data) for cell in self.found}
-        self.compiled: set[str] = set()  # programs, by this process
         self.data: dict[str, str | None] = {}  # by what decides it
 
     def _read(self) -> list[Cell]:
@@ -139,27 +138,25 @@ class _Filler:
             self.warn(told)
         return results.found
 
-    def do(self, config: Config, left: Sequence[Config]) -> None:
-        """Makes one run, and those of `left` that are best trained with it, unless they are there.
+    def do(self, left: list[Config]) -> None:
+        """Makes the next run, and those of `left` that are best trained with it, and drops them.
 
-        A run that cannot be made is put down as failed; the others go on.
+        What is there is not made again. A run that cannot be made is put down as failed; the
+        others go on.
         """
+        config = left.pop(0)
         what = config.task  # whose data may not be on this machine
         if what in self.filled.failed:
             return
         try:
             what = self._name(config)
-            if self._is_done(config) or what in self.filled.stopped:
+            if self._is_done(config):
                 return
             batch = [config, *self._sharing(config, left)]
-            while not (fits := self._fits(batch)) and len(batch) > 1:
-                batch.pop()
-            if not fits:
-                self.filled.late.append(what)
-                return
             mine = [each for each in batch if self._claimed(each)]
             if mine:
                 self._train(mine)
+                left[:] = [each for each in left if each not in mine]
         except InputError as error:
             self.warn(f"{what}: {error}")  # at once, as the others may take hours
             self.filled.failed[what] = str(error)
@@ -204,76 +201,38 @@ class _Filler:
             == (config.task, config.algorithm, config.rounds)
             and training.program(each) == name
             and not self._is_done(each)
-            and not self._is_begun([each])
+            and not self._is_begun(each)
         ]
-        if not others or self._is_begun([config]) or not training.pays_together(config):
+        if not others or self._is_begun(config) or not training.pays_together(config):
             return []
         return others[: MOST - 1]
 
-    def _is_begun(self, runs: Sequence[Config]) -> bool:
+    def _is_begun(self, config: Config) -> bool:
         """Whether there is a checkpoint to continue from, or at least a place for it."""
-        names = [self._name(each) for each in runs]
-        one = training.place(self.folder, names[0])
-        return (one if len(names) == 1 else batches.place(self.folder, names)).exists()
+        return training.place(self.folder, self._name(config)).exists()
 
-    def _is_over(self) -> bool:
+    def is_over(self) -> bool:
         return self.until is not None and time.monotonic() >= self.until
-
-    def _fits(self, runs: Sequence[Config]) -> bool:
-        if self.until is None:
-            return True
-        # What nobody has tried is tried, and what was stopped goes on: it can be stopped again.
-        expected = 0.0 if self._is_begun(runs) else self._expected(runs[0], len(runs)) or 0.0
-        return time.monotonic() + expected < self.until
-
-    def _expected(self, config: Config, count: int) -> float | None:
-        """The seconds it would take, by runs of this program, or else of this task, on this device.
-
-        None if there are none.
-        """
-        here = [each for each in self.found if each.content["device"] == experiment.device()]
-        name = training.program(config)
-        alike = [each for each in here if training.program(each.config) == name]
-        alike = alike or [each for each in here if each.config.task == config.task]
-        if not alike:
-            return None
-        # A short run has as many evaluations as a long one has in many more rounds.
-        nearest = min(abs(each.config.rounds - config.rounds) for each in alike)
-        alike = [each for each in alike if abs(each.config.rounds - config.rounds) == nearest]
-        times = [each.content["seconds"] for each in alike]
-        # Runs that were trained together have equal shares of what compilation took.
-        compiling = max(
-            each["compile"] * cell.content.get("together", 1)
-            for each, cell in zip(times, alike, strict=True)
-        )
-        round_s = max(
-            (each["total"] - each["compile"]) / cell.config.rounds
-            for each, cell in zip(times, alike, strict=True)
-        )
-        return count * round_s * config.rounds + (0.0 if name in self.compiled else compiling)
 
     def _train(self, runs: Sequence[Config]) -> None:
         names = [self._name(config) for config in runs]
         try:
-            if len(runs) == 1:
-                config = runs[0]
-                if self.until is not None:  # so that no evaluation is made again
-                    config = dataclasses.replace(config, checkpoint_every=1)
-                training.alone(config, self.folder, names[0], self.tell, self._is_over)
-            else:
-                training.several(runs, self.folder, names, self.tell, self._is_over)
-            self.compiled.add(training.program(runs[0]))
+            with contextlib.suppress(training.Stopped):
+                if len(runs) == 1:
+                    config = runs[0]
+                    if self.until is not None:  # so that no evaluation is made again
+                        config = dataclasses.replace(config, checkpoint_every=1)
+                    training.alone(config, self.folder, names[0], self.tell, self.is_over)
+                else:
+                    training.several(runs, self.folder, names, self.tell, self.is_over)
             for config, name in zip(runs, names, strict=True):
                 made = cells.read(cells.path(self.folder, config, self._data(config)))
-                assert isinstance(made, Cell)
-                self._remember(made)
-                self.filled.made.append(name)
-                self.tell(f"{training.words(config)}: {_result(made)}")
-        except training.Stopped:
-            there = (cells.path(self.folder, config, self._data(config)) for config in runs)
-            self.filled.stopped.extend(
-                name for name, path in zip(names, there, strict=True) if not path.exists()
-            )
+                if isinstance(made, Cell):
+                    self._remember(made)
+                    self.filled.made.append(name)
+                    self.tell(f"{training.words(config)}: {_result(made)}")
+                else:
+                    self.filled.stopped.append(name)
         finally:
             for name in names:
                 self.claims.drop(name)

@@ -51,8 +51,7 @@ def reproduce_command(
         typer.Option(
             "--time",
             metavar="SECONDS",
-            help="Begin nothing known to take longer in all, and stop at the first evaluation "
-            "after. The same command goes on.",
+            help="Begin nothing after, and stop at the next evaluation. The same command goes on.",
         ),
     ] = None,
     add: Annotated[
@@ -157,13 +156,13 @@ def _fill(runs: list[Config], folder: Path, seconds: float | None, quiet: bool) 
 
     with interruptible("Continue with the same command."):
         filled = reproduce.fill(runs, folder, seconds, tell, _warn)
-    for many, what in (
-        (filled.busy, "other processes are at work on"),
-        (filled.late, "were not begun, as they would not fit in the time"),
-        (filled.stopped, "were stopped when the time was over: the same command continues them"),
-    ):
-        if many:
-            err.print(f"{len(many)} runs {what}.")
+    if filled.busy:
+        err.print(f"{len(filled.busy)} runs other processes are at work on.")
+    if left := len(filled.stopped) + filled.late:
+        _warn(
+            f"The time is over: {left} runs are left, {len(filled.stopped)} of them stopped on the "
+            "way. The same command goes on with them."
+        )
     return filled
 
 
