@@ -193,6 +193,14 @@ def test_resume_refuses_another_configuration(copy: Path):
     assert (copy / "metrics.jsonl").read_bytes() == before
 
 
+def test_resume_may_keep_checkpoints_at_another_pace(copy: Path, finished: Path):
+    shutil.rmtree(copy / "checkpoints")
+    experiment.resume(copy, {"checkpoint_every": 2})
+    kept = sorted(int(path.name) for path in (copy / "checkpoints").iterdir())
+    assert kept == [6, 10, 12], "every second evaluation and the last; 2 is one too many to keep"
+    assert_same_end(copy, finished)
+
+
 def test_resume_refuses_what_is_not_a_run(tmp_path: Path):
     with pytest.raises(InputError, match=r"is not a run directory: it has no config\.toml"):
         experiment.resume(tmp_path)

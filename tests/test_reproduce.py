@@ -334,6 +334,18 @@ def test_a_run_is_stopped_when_the_time_is_over_and_goes_on_to_the_same_numbers(
     assert one.path.name == whole.path.name
 
 
+def test_a_run_that_began_without_a_time_is_stopped_without_loss_too(tmp_path, clock):
+    def interrupted(line):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):  # at round 0, of which no checkpoint is kept
+        reproduce.fill([tiny()], tmp_path, tell=interrupted)
+    for number in (0, 2, 4):
+        outcome, told = fill_by(clock, tmp_path, tiny(), seconds=0.5)
+        assert f"round {number}/4" in told
+    assert outcome.made == [cells.name(tiny(), None)]
+
+
 @pytest.mark.parametrize("seconds", [0, -3])
 def test_nothing_is_begun_when_the_time_is_over(tmp_path, clock, monkeypatch, seconds):
     filled(tmp_path, tiny())

@@ -86,12 +86,13 @@ def resume(
 ) -> Outcome:
     """Continues the run of a directory from its newest whole checkpoint.
 
-    `given` may repeat the run's settings but not change them, except for the number of devices:
-    the next machine may have another.
+    `given` may repeat the run's settings but not change them, except for the number of devices, as
+    the next machine may have another, and how often a checkpoint is kept from now on.
     """
     text = processes.from_first(lambda: _config_of(directory).encode()).decode()
-    number = {name: value for name, value in (given or {}).items() if name == "devices"}
-    config = configs.resolve(tomllib.loads(text) | number)
+    free = ("devices", "checkpoint_every")
+    changed = {name: value for name, value in (given or {}).items() if name in free}
+    config = configs.resolve(tomllib.loads(text) | changed)
     ours = config.flat()
     for name, value in (given or {}).items():
         if name not in ours or ours[name] != value:

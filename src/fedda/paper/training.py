@@ -65,7 +65,8 @@ def alone(config: Config, folder: Path, name: str, tell: Tell, over: Over) -> No
             raise Stopped
 
     if (directory / "config.toml").exists():
-        outcome = experiment.resume(directory, None, told)
+        now = {"checkpoint_every": config.checkpoint_every}  # it may have begun with another
+        outcome = experiment.resume(directory, now, told)
     else:
         outcome = experiment.run(with_memory(config), directory, told)
     for note in outcome.notes:
