@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedda import config, experiment, reproduce
+from fedda import config, experiment, reproduce, together
 from fedda.errors import InputError
 from fedda.paper import batches, cells, claims, experiments, tables, training
 
@@ -411,6 +411,40 @@ def test_runs_together_are_stopped_and_go_on_to_the_same_numbers(tmp_path, clock
         assert one.content["history"] == whole.content["history"]
         assert one.content["together"] == 3
     assert not list((tmp_path / ".work").glob("together-*"))
+
+
+def test_what_was_stopped_together_goes_on_together_whatever_else_is_asked_for(tmp_path, clock):
+    """And whoever else is at work: one process takes all of it, or nothing."""
+    runs = [tiny(seed=seed) for seed in range(4)]
+    every = [cells.name(run, None) for run in runs]
+    fill_by(clock, tmp_path, *runs[1:3], seconds=1.5)
+    with claims.Claims(tmp_path / ".work") as theirs:
+        theirs.take(every[1])
+        outcome, told = fill_by(clock, tmp_path, *runs[:3], seconds=99)
+        assert (outcome.made, outcome.busy) == (every[:1], every[1:3])
+    outcome, told = fill_by(clock, tmp_path, runs[3], runs[2], runs[1], seconds=99)
+    assert outcome.made == [every[3], *every[1:3]]
+    assert "seed 1 and 1 more together: continued from round 2" in told
+    filled(tmp_path / "whole", *runs[1:3])
+    for run in runs[1:3]:
+        one, other = (
+            json.loads(cells.path(folder, run, None).read_text())["history"]
+            for folder in (tmp_path, tmp_path / "whole")
+        )
+        assert one == other
+
+
+@pytest.mark.parametrize("rooms", [(1e9, 1.0), (1.0, 1e9)])
+def test_what_was_stopped_goes_on_with_another_room_in_memory(tmp_path, clock, monkeypatch, rooms):
+    """All four together or, in a byte, one after the other."""
+    runs = [tiny(seed=seed) for seed in range(4)]
+    told = ""
+    for room, seconds in zip(rooms, (1.5, 99), strict=True):
+        monkeypatch.setattr(together, "CPU_ROOM", room)
+        outcome, told = fill_by(clock, tmp_path, *runs, seconds=seconds)
+    assert len(outcome.made) == 4
+    assert "continued from round 2" in told
+    assert told.count("round 0/4") == (rooms[0] == 1.0), "the other three, together"
 
 
 def test_a_batch_is_kept_as_it_goes_on_and_only_its_own_members_continue_it(tmp_path, monkeypatch):

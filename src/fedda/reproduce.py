@@ -86,14 +86,15 @@ def fill(
     work.mkdir(parents=True, exist_ok=True)
     (work / ".gitignore").write_text("*\n")
     with Claims(work) as claims:
-        filler = _Filler(folder, claims, seconds, tell, warn)
-        left = list(runs)
-        while left and not filler.is_over():
-            filler.do(left)
+        filler = _Filler(runs, folder, claims, seconds, tell, warn)
+        for config in runs:
+            if filler.is_over():
+                break
+            filler.do(config)
     there = {path.stem for path in (folder / "cells").glob("*/*.json")}
     batches.tidy(folder, there)
     busy = [name for name in filler.filled.busy if name not in there]
-    return filler.filled._replace(busy=busy, late=missing(left, filler.found))
+    return filler.filled._replace(busy=busy, late=missing(filler.left(), filler.found))
 
 
 def add(folder: Path, directory: Path) -> Path:
@@ -114,13 +115,21 @@ class _Filler:
     """One process at work in a results folder."""
 
     def __init__(
-        self, folder: Path, claims: Claims, seconds: float | None, tell: Tell, warn: Tell
+        self,
+        runs: Sequence[Config],
+        folder: Path,
+        claims: Claims,
+        seconds: float | None,
+        tell: Tell,
+        warn: Tell,
     ) -> None:
-        self.folder, self.claims, self.tell, self.warn = folder, claims, tell, warn
+        self.runs, self.folder, self.claims = runs, folder, claims
+        self.tell, self.warn = tell, warn
         self.until = None if seconds is None else time.monotonic() + seconds
         self.filled = Filled([], [], [], {})
         self.found = self._read()
         self.done = {(cells.key(cell.config), cell.data) for cell in self.found}
+        self.tried: set[str] = set()  # runs, by key
         self.data: dict[str, str | None] = {}  # by what decides it
 
     def _read(self) -> list[Cell]:
@@ -138,25 +147,32 @@ class _Filler:
             self.warn(told)
         return results.found
 
-    def do(self, left: list[Config]) -> None:
-        """Makes the next run, and those of `left` that are best trained with it, and drops them.
+    def left(self) -> list[Config]:
+        return [each for each in self.runs if cells.key(each) not in self.tried]
 
-        What is there is not made again. A run that cannot be made is put down as failed; the
-        others go on.
+    def do(self, config: Config) -> None:
+        """Makes a run, and those that are best trained with it, unless that was done or tried.
+
+        A run that cannot be made is put down as failed; the others go on.
         """
-        config = left.pop(0)
-        what = config.task  # whose data may not be on this machine
+        key, what = cells.key(config), config.task  # whose data may not be on this machine
+        if key in self.tried:
+            return
+        self.tried.add(key)
         if what in self.filled.failed:
             return
         try:
             what = self._name(config)
             if self._is_done(config):
                 return
-            batch = [config, *self._sharing(config, left)]
-            mine = [each for each in batch if self._claimed(each)]
-            if mine:
-                self._train(mine)
-                left[:] = [each for each in left if each not in mine]
+            first, *others = self._batch(config)
+            # The first decides, so that one process has all of what was stopped together.
+            if not self._claimed(first):
+                self.filled.busy.append(what)
+                return
+            mine = [first, *(each for each in others if self._claimed(each))]
+            self._train(mine)
+            self.tried.update(map(cells.key, mine))
         except InputError as error:
             self.warn(f"{what}: {error}")  # at once, as the others may take hours
             self.filled.failed[what] = str(error)
@@ -178,8 +194,6 @@ class _Filler:
         """Whether it is ours to make: nobody is at it, and nobody has finished it meanwhile."""
         name = self._name(config)
         if not self.claims.take(name):
-            if name not in self.filled.busy:
-                self.filled.busy.append(name)
             return False
         there = cells.read(cells.path(self.folder, config, self._data(config)))
         if isinstance(there, Cell):
@@ -191,21 +205,34 @@ class _Filler:
         self.found.append(cell)
         self.done.add((cells.key(cell.config), cell.data))
 
-    def _sharing(self, config: Config, left: Sequence[Config]) -> list[Config]:
-        """What of the rest is one program with this run, if it pays to train them together."""
-        name = training.program(config)
-        others = [
-            each
-            for each in left
+    def _batch(self, config: Config) -> list[Config]:
+        """What to train with a run, itself included: what it was stopped with, as it was then.
+
+        Or else what is left of its program, if it pays to train them together.
+        """
+        if self._is_begun(config):
+            return [config]
+        program = training.program(config)
+        alike = {
+            self._name(each): each
+            for each in self.runs
             if (each.task, each.algorithm, each.rounds)
             == (config.task, config.algorithm, config.rounds)
-            and training.program(each) == name
+            and training.program(each) == program
             and not self._is_done(each)
             and not self._is_begun(each)
+        }
+        stopped = [names for names in batches.kept(self.folder) if {*names} <= alike.keys()]
+        for names in stopped:
+            if self._name(config) in names:
+                return [alike[name] for name in names]
+        others = [
+            each
+            for name, each in alike.items()
+            if cells.key(each) not in self.tried and not any(name in names for names in stopped)
         ]
-        if not others or self._is_begun(config) or not training.pays_together(config):
-            return []
-        return others[: MOST - 1]
+        pays = others and training.pays_together(config)
+        return [config, *others[: MOST - 1]] if pays else [config]
 
     def _is_begun(self, config: Config) -> bool:
         """Whether there is a checkpoint to continue from, or at least a place for it."""
@@ -218,7 +245,8 @@ class _Filler:
         names = [self._name(config) for config in runs]
         try:
             with contextlib.suppress(training.Stopped):
-                if len(runs) == 1:
+                # A batch may be of one, where no more fitted in memory.
+                if len(runs) == 1 and not batches.place(self.folder, names).exists():
                     config = runs[0]
                     if self.until is not None:  # so that no evaluation is made again
                         config = dataclasses.replace(config, checkpoint_every=1)

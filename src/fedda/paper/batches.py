@@ -33,12 +33,21 @@ def place(folder: Path, names: Sequence[str]) -> Path:
     return folder / ".work" / f"together-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
+def kept(folder: Path) -> list[list[str]]:
+    """The members of every batch of which something is kept."""
+    found = []
+    for path in sorted(folder.glob(".work/together-*/members.json")):
+        with contextlib.suppress(FileNotFoundError):  # another process tidies up
+            found.append(json.loads(path.read_text(encoding="utf-8")))
+    return found
+
+
 def tidy(folder: Path, done: Iterable[str]) -> None:
     """Deletes what is kept of batches whose members all came to their end in other company."""
-    for path in folder.glob(".work/together-*/members.json"):
-        with contextlib.suppress(FileNotFoundError):  # another process tidies up, too
-            if {*json.loads(path.read_text(encoding="utf-8"))} <= {*done}:
-                shutil.rmtree(path.parent)
+    for names in kept(folder):
+        if {*names} <= {*done}:
+            with contextlib.suppress(FileNotFoundError):  # another process tidies up, too
+                shutil.rmtree(place(folder, names))
 
 
 class Kept:

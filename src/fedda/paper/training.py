@@ -102,6 +102,8 @@ def several(
     problem, setup, _ = experiment.prepare(runs[0])
     hypers = [algorithms.configure(each.algorithm, each.chosen)[1] for each in runs]
     kept: dict[range, batches.Kept] = {}
+    # What was stopped together goes on so, though the device may have less room by now.
+    size = len(runs) if batches.place(folder, names).exists() else None
 
     def told(members: range, what: str) -> None:
         tell(f"{words(runs[members.start])} and {len(members) - 1} more together: {what}")
@@ -125,7 +127,7 @@ def several(
 
     try:
         for done in api.train_grid(
-            setup, hypers, [each.seed for each in runs], None, reached, begun
+            setup, hypers, [each.seed for each in runs], size, reached, begun
         ):
             compiling = experiment.compile_seconds() - compiled
             compiled += compiling
