@@ -205,7 +205,7 @@ def test_runs_of_one_program_are_trained_together_to_the_same_numbers(tmp_path):
     runs = [tiny(client_lr=rate, seed=seed) for rate in (0.1, 0.2) for seed in (0, 1)]
     outcome, told = filled(tmp_path / "together", *runs)
     assert len(outcome.made) == 4
-    assert "and 3 more together: round 4/4" in told
+    assert "digits fedda-sgdm, 4 together (seed 0, 1; client_lr 0.1, 0.2): round 4/4" in told
     for run in runs:
         filled(tmp_path / "alone", run)
     assert names(tmp_path / "alone") == names(tmp_path / "together")
@@ -386,7 +386,7 @@ def test_of_runs_together_those_that_came_to_their_end_are_made(tmp_path, clock,
     assert names(tmp_path) == sorted(every[:2])
     outcome, told = fill_by(clock, tmp_path, *runs, seconds=9)
     assert outcome == reproduce.Filled(every[2:], [], [], {})
-    assert "seed 2 and 1 more together: continued from round 2" in told
+    assert "2 together (seed 2, 3): continued from round 2" in told
 
 
 def test_runs_together_are_stopped_and_go_on_to_the_same_numbers(tmp_path, clock):
@@ -396,12 +396,12 @@ def test_runs_together_are_stopped_and_go_on_to_the_same_numbers(tmp_path, clock
     every = [cells.name(run, None) for run in runs]
     outcome, told = fill_by(clock, tmp_path, *runs, seconds=2.5)
     assert outcome == reproduce.Filled([], [], every, {})
-    assert "and 2 more together: round 4/8" in told
+    assert "digits scaffold, 3 together (client_lr 0.1, 0.2, 1e+30): round 4/8" in told
     assert "round 6/8" not in told
     assert names(tmp_path) == []
     outcome, told = fill_by(clock, tmp_path, *runs, seconds=1.5)
     assert outcome.stopped == every
-    assert "and 2 more together: continued from round 4" in told
+    assert "3 together (client_lr 0.1, 0.2, 1e+30): continued from round 4" in told
     assert "round 4/8" not in told, "nothing is done again"
     outcome, told = fill_by(clock, tmp_path, *runs, seconds=9)
     assert outcome.made == every
@@ -424,7 +424,7 @@ def test_what_was_stopped_together_goes_on_together_whatever_else_is_asked_for(t
         assert (outcome.made, outcome.busy) == (every[:1], every[1:3])
     outcome, told = fill_by(clock, tmp_path, runs[3], runs[2], runs[1], seconds=99)
     assert outcome.made == [every[3], *every[1:3]]
-    assert "seed 1 and 1 more together: continued from round 2" in told
+    assert "2 together (seed 1, 2): continued from round 2" in told
     filled(tmp_path / "whole", *runs[1:3])
     for run in runs[1:3]:
         one, other = (

@@ -33,6 +33,18 @@ def words(config: Config) -> str:
     return f"{config.task} {config.algorithm} seed {config.seed}"
 
 
+def words_together(runs: Sequence[Config]) -> str:
+    """Runs of one program as a person is told of them: by what they differ in."""
+    if len(runs) == 1:
+        return words(runs[0])
+    each = [config.flat() for config in runs]
+    values = {name: list(dict.fromkeys(own[name] for own in each)) for name in each[0]}
+    varied = "; ".join(
+        f"{name} {', '.join(map(str, own))}" for name, own in values.items() if len(own) > 1
+    )
+    return f"{runs[0].task} {runs[0].algorithm}, {len(runs)} together ({varied})"
+
+
 def pays_together(config: Config) -> bool:
     """Whether runs of this program are faster together, and need nothing that batches lack."""
     problem, setup, _ = experiment.prepare(config)
@@ -106,7 +118,7 @@ def several(
     size = len(runs) if batches.place(folder, names).exists() else None
 
     def told(members: range, what: str) -> None:
-        tell(f"{words(runs[members.start])} and {len(members) - 1} more together: {what}")
+        tell(f"{words_together(runs[members.start : members.stop])}: {what}")
 
     def begun(members: range, shapes: PyTree) -> Part | None:
         kept[members] = batches.Kept(folder, names[members.start : members.stop])
