@@ -84,7 +84,7 @@ def results(tmp_path_factory):
     make(folder, entries("digits", algorithm="fedavg")[0], (0.1, 0.9))
     (folder / "cells/emnist/broken.json").write_text("{")
     claims = [
-        {"key": key, "verdict": verdict, "measured": "off by 1e-15"}
+        {"key": key, "claim": key, "verdict": verdict, "measured": "off by 1e-15"}
         for key, verdict in (("F1", "holds"), ("F2", "holds in part"), ("F3", "does not hold"))
     ]
     theory = {"date": "2026-01-02", "versions": {"jax": "8.8.8"}, "claims": claims}

@@ -396,9 +396,22 @@ def test_what_theory_found_is_taken_over(parts, verdict):
 @pytest.mark.parametrize(
     ("name", "command"), [("theory/theory.json", "theory"), ("bench.json", "bench")]
 )
-def test_a_damaged_file_beside_the_cells_is_named(tmp_path, name, command):
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"claims": [',
+        "[]",
+        "3",
+        "{}",
+        '{"claims": 3, "models": 3, "device": "d"}',
+        '{"claims": [{}], "models": {"cnn": 3}, "device": "d"}',
+        '{"claims": [3], "models": {"cnn": {"fedda_to_fedavg": "1"}}, "device": "d"}',
+        '{"claims": [{"key": 3, "claim": "", "verdict": "", "measured": ""}], "models": {}}',
+    ],
+)
+def test_a_damaged_file_beside_the_cells_is_named(tmp_path, name, command, text):
     (tmp_path / name).parent.mkdir(exist_ok=True)
-    (tmp_path / name).write_text('{"claims": [')
+    (tmp_path / name).write_text(text)
     with pytest.raises(InputError, match=f"{name} is not what fedda {command} writes.* Delete it"):
         verdicts.read_beside(tmp_path)
 

@@ -6,7 +6,7 @@ seconds of cells depend on what else the machine did. The rest is read off the c
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,14 +52,41 @@ def verdicts(results: Cells, beside: Beside) -> list[Verdict]:
 
 def read_beside(folder: Path) -> Beside:
     theory, bench = folder / "theory" / "theory.json", folder / "bench.json"
-    return Beside(_written_by("fedda theory", theory), _written_by("fedda bench", bench))
+    return Beside(
+        _written_by("fedda theory", theory, _has_claims),
+        _written_by("fedda bench", bench, _has_models),
+    )
 
 
-def _written_by(command: str, path: Path) -> Mapping[str, Any] | None:
+def _has_claims(found: dict[str, Any]) -> bool:
+    claims = found.get("claims")
+    return isinstance(claims, list) and all(
+        isinstance(part, dict) and all(isinstance(part.get(name), str) for name in PART)
+        for part in claims
+    )
+
+
+def _has_models(found: dict[str, Any]) -> bool:
+    models = found.get("models")
+    return (
+        "device" in found
+        and isinstance(models, dict)
+        and all(
+            isinstance(case, dict) and isinstance(case.get("fedda_to_fedavg"), int | float | None)
+            for case in models.values()
+        )
+    )
+
+
+def _written_by(
+    command: str, path: Path, is_whole: Callable[[dict[str, Any]], bool]
+) -> Mapping[str, Any] | None:
     if not path.exists():
         return None
     try:
-        found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict) or not is_whole(found):
+            raise ValueError("what it measured is not in it")
     except ValueError as error:
         raise InputError(
             f"{path} is not what {command} writes: {error}. Delete it, or write it again."
@@ -86,6 +113,7 @@ THEORY = {
     "F3": "Local momentum deviates exponentially with local steps t, decoupled momentum as t².",
     "F4": "Local deviations grow at the rate λ+ of its appendix.",
 }
+PART = ("key", "claim", "verdict", "measured")  # what is said of each part of a claim
 RATIOS = "In FedDA+Adam the entries of m̂ / √v̂ stay near ±1."
 
 
