@@ -57,6 +57,21 @@ def test_it_lists_the_experiments(fedda, tmp_path):
     assert list(tmp_path.iterdir()) == [], "to look leaves nothing behind"
 
 
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (("table3", "digits"), ["table3", "digits"]),
+        (("all",), list(experiments.experiments())),
+        (("table3", "digits", "--only", "digits"), ["digits"]),
+    ],
+)
+def test_the_list_is_of_what_is_named(fedda, words, names):
+    code, out, _ = fedda("--list", *words)
+    assert code == 0
+    listed = re.findall(r"^ +(\S+) .* \d+ +0 *$", out, re.MULTILINE)
+    assert listed == names
+
+
 def test_the_list_counts_the_runs_of_the_rounds_asked_for(fedda, tmp_path):
     values = {"rounds": 2, "algorithm": "fedavg"}
     experiment.run(config.resolve(values), tmp_path / "run")
@@ -170,6 +185,14 @@ def test_what_can_be_run_is_shown_before_what_cannot(fedda):
     assert err.splitlines()[-1].startswith("fedda: emnist: the data set emnist")
 
 
+@pytest.mark.parametrize("words", [("--list",), ("--write",), ("--report", "page"), ("digits",)])
+def test_a_file_is_no_folder_of_results(fedda, tmp_path, words):
+    (tmp_path / "file").write_text("")
+    code, out, err = fedda(*words, "--results", "file")
+    assert (code, out) == (2, "")
+    assert "--results is file, a file: expected the folder of finished runs" in err
+
+
 def test_help_speaks_of_runs(fedda):
     assert "cell" not in fedda("--help")[1]
 
@@ -179,6 +202,8 @@ def test_help_speaks_of_runs(fedda):
     [
         ([], "say what to reproduce, such as table3"),
         (["table22"], "unknown experiment 'table22'. Did you mean table2"),
+        (["--list", "table22"], "unknown experiment 'table22'. Did you mean table2"),
+        (["--list", "--only", "fedavgg"], "'fedavgg'. Did you mean fedavg"),
         (["table2", "--only", "fedavgg"], "'fedavgg'. Did you mean fedavg"),
         (["--add"], "--add needs directories"),
         (

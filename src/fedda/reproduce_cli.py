@@ -26,7 +26,9 @@ def reproduce_command(
             show_default=False,
         ),
     ] = None,
-    listing: Annotated[bool, typer.Option("--list", help="Name the experiments.")] = False,
+    listing: Annotated[
+        bool, typer.Option("--list", help="Name all experiments, or those given.")
+    ] = False,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds for each run.")] = 1,
     rounds: Annotated[
         int | None,
@@ -51,7 +53,8 @@ def reproduce_command(
         typer.Option(
             "--time",
             metavar="SECONDS",
-            help="Begin nothing after, and stop at the next evaluation. The same command goes on.",
+            help="After so long begin nothing more, and stop at the next evaluation. The same "
+            "command goes on.",
         ),
     ] = None,
     add: Annotated[
@@ -80,15 +83,16 @@ def reproduce_command(
             "--write and --report show all full-length runs of the results folder: leave out "
             "--rounds and --only, or write in a second command."
         )
+    if folder.exists() and not folder.is_dir():
+        raise InputError(
+            f"--results is {folder}, a file: expected the folder of finished runs, such as results."
+        )
     if listing:
-        _list(folder, rounds)
+        _list(_chosen(names or ["all"], only), folder, rounds)
     elif add:
         _add(folder, names)
     elif names:
-        words = [word for word in (only or "").split(",") if word]
-        chosen = choice.chosen(names)
-        choice.check_only(chosen, words)
-        chosen = [choice.only(each, words) for each in chosen]
+        chosen = _chosen(names, only)
         runs = reproduce.wanted(chosen, seeds, rounds, precision, cells.read_all(folder).found)
         failed = _fill(runs, folder, seconds, quiet).failed
         _print(chosen, runs, folder, rounds)
@@ -101,6 +105,13 @@ def reproduce_command(
         _report(folder, report)
     if failed:
         raise InputError("\n".join(f"{what}: {why}" for what, why in failed.items()))
+
+
+def _chosen(names: list[str], only: str | None) -> list[experiments.Experiment]:
+    words = [word for word in (only or "").split(",") if word]
+    chosen = choice.chosen(names)
+    choice.check_only(chosen, words)
+    return [choice.only(each, words) for each in chosen]
 
 
 def _report(folder: Path, directory: Path) -> None:
@@ -121,14 +132,16 @@ def _read(folder: Path) -> cells.Cells:
     return results
 
 
-def _list(folder: Path, rounds: int | None) -> None:
+def _list(chosen: list[experiments.Experiment], folder: Path, rounds: int | None) -> None:
     found = _read(folder).found
     listing = Table(box=box.SIMPLE)
     for name in ("name", "what it is", "tasks"):
         listing.add_column(name, no_wrap=name == "name")
     for name in ("runs", "done"):
         listing.add_column(name, justify="right")
-    for each in experiments.experiments().values():
+    for each in chosen:
+        if not each.entries:  # it has nothing of --only
+            continue
         done, wanted = tables.counted(each, found, rounds)
         words = (each.name, escape(each.title), ", ".join(each.tasks))
         listing.add_row(*words, str(wanted), str(done))
