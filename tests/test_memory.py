@@ -1,4 +1,7 @@
-"""Client memory on the host: the same results, and room only for what was visited and touched."""
+"""Client memory: one table on the device; on the host, room only for what was visited and touched.
+
+Both come to the same results.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -115,6 +118,84 @@ def test_host_and_device_agree(name, chosen):
 
     jax.tree.map(agree, host.state, device.state)
     jax.tree.map(agree, host.history, device.history)
+
+
+def program(name, chosen, count, chunk):
+    """What trains so many runs of 200 clients; and the shapes of the leaves of its table."""
+    model = fedda.Model(lambda key: {"w": jnp.zeros((30, 20))}, lambda params, x: x @ params["w"])
+    settings = {"cohort": 5, "batch": 1, "local_work": 2, "chunk": chunk}
+    setup, hyper = api.prepare(
+        name, model, [(np.ones((1, 30)), np.ones((1, 20)))] * 200, squared_error,
+        **settings, **chosen,
+    )  # fmt: skip
+    seeds, together = list(range(count)), count > 1
+    hp = api.traced(hyper, model)
+    if together:
+        hp = jax.tree.map(lambda value: jnp.stack([value] * count), hp)
+    run = simulate.start(setup, hp, seeds)
+    span = next(simulate.host_work(setup, seeds))
+    traced = simulate.segment.trace(
+        setup.algorithm, setup.task, setup.layout, together, hp, run, span.shards,
+        simulate._keys(seeds), span.cohorts if together else span.cohorts[0], None, 0, 1,
+    )  # fmt: skip
+    return traced, jax.tree.map(jnp.shape, jax.tree.leaves(run.memory))
+
+
+def uses_of_gathered(jaxpr, shapes):
+    """For each read of a table, which operations take what was read; also in inner programs."""
+    for equation in jaxpr.eqns:
+        for inner in jax.tree.leaves(equation.params):
+            if hasattr(inner, "eqns"):
+                yield from uses_of_gathered(getattr(inner, "jaxpr", inner), shapes)
+        if equation.primitive.name == "gather" and equation.invars[0].aval.shape in shapes:
+            read = equation.outvars[0]
+            yield {
+                other.primitive.name
+                for other in jaxpr.eqns
+                if any(operand is read for operand in other.invars)
+            }
+
+
+IN_PLACE = pytest.mark.parametrize(
+    ("name", "chosen"), [("scaffold", {}), ("fedlin", {"client_topk": "on"})], ids=str
+)
+BATCHED = pytest.mark.parametrize(
+    ("count", "chunk"), [(1, 5), (1, 2), (1, 1), (2, 5), (2, 2), (2, 1)]
+)
+
+
+@IN_PLACE
+@BATCHED
+def test_a_table_is_read_before_it_is_written(name, chosen, count, chunk):
+    """A GPU's compiler may repeat a read where it is used, so it must not see what that is.
+
+    Repeated after the same rows are written, it would be of a copy of the whole table.
+    """
+    traced, shapes = program(name, chosen, count, chunk)
+    uses = list(uses_of_gathered(traced.jaxpr.jaxpr, shapes))
+    assert len(uses) == len(algorithms.get(name, **chosen).phases), "a read for each phase"
+    assert all(use == {"optimization_barrier"} for use in uses)
+
+
+@IN_PLACE
+@BATCHED
+def test_a_program_has_no_room_for_a_second_table(name, chosen, count, chunk):
+    traced, shapes = program(name, chosen, count, chunk)
+    table = sum(4 * np.prod(shape) for shape in shapes)
+    sizes = traced.lower().compile().memory_analysis()
+    assert sizes.temp_size_in_bytes < table / 2
+    assert sizes.output_size_in_bytes - sizes.alias_size_in_bytes < table / 2, "it is reused"
+
+
+def test_a_table_is_handed_on():
+    setup, hyper = api.prepare(
+        "scaffold", MODEL, clients(), squared_error, rounds=3, cohort=2, eval_every=1
+    )
+    runs = []
+    for evaluation in simulate.train(setup, api.traced(hyper, MODEL), [0]):
+        assert all(leaf.is_deleted() for run in runs for leaf in jax.tree.leaves(run.memory))
+        runs.append(evaluation.run)
+    assert len(runs) == 4
 
 
 def test_a_population_of_stackoverflows_size_needs_room_for_the_visited_only():

@@ -10,6 +10,7 @@ from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.random import fold_in
 
@@ -151,7 +152,9 @@ def one_round(
         clients = jnp.arange(shards.num_clients) if phase.everyone else cohort
         shared = (hp, phase.send(hp, state), shards, fold_in(key, number))
         rows = clients if slots is None or phase.everyone else slots
-        old = tree.take(memory, rows)
+        # The barrier keeps a GPU's compiler from reading these rows again after they are written,
+        # for which it would copy the whole table.
+        old = lax.optimization_barrier(tree.take(memory, rows))
         work = partial(_contribute, phase, task)
         total, new = sum_over_clients(work, _add_up, shared, (clients, old))
         memory = tree.put(memory, rows, new)
@@ -163,7 +166,8 @@ def one_round(
     # A round whose sum is unusable never happened: neither for the server nor for its clients.
     state = tree.where(usable, state, before)
     for rows, old in reversed(visits):
-        memory = tree.put(memory, rows, tree.where(usable, tree.take(memory, rows), old))
+        nowhere = np.iinfo(rows.dtype).max  # what is put outside of a table is dropped
+        memory = tree.put(memory, jnp.where(usable, nowhere, rows), old)
     return state, memory, RoundInfo(seen, nonfinite, (~usable).astype("int32"))
 
 
