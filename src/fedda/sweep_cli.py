@@ -71,8 +71,9 @@ def sweep_command(
 ) -> None:
     """Train every point of one algorithm's grid, many at once, and find the best.
 
-    The best has the lowest training loss, averaged over the last 100 rounds (or half of them) and
-    over the seeds. Given the --out of a sweep that was interrupted, it does the rest of it.
+    The best has the lowest training loss, if --by names nothing else, averaged over the last 100
+    rounds (or half of them) and over the seeds. Given the --out of a sweep that was interrupted, it
+    does the rest of it.
     """
     resolved = config.resolve(config.from_words(settings or []))
     points = _grid(grid or [])
