@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -401,6 +402,17 @@ def test_a_directory_of_another_sweep(finished: Path, settings, grid, message):
     assert (finished / "points.jsonl").read_bytes() == before
 
 
+def test_a_directory_of_a_version_that_measured_less(finished: Path, tmp_path: Path):
+    directory = shutil.copytree(finished, tmp_path / "s")
+    first, *others = lines_of(directory)
+    del first["train_accuracy"]
+    text = "".join(json.dumps(line) + "\n" for line in (first, *others))
+    (directory / "points.jsonl").write_text(text)
+    with pytest.raises(InputError, match="a version that did not measure train_accuracy"):
+        sweep.run(config.resolve(SMALL), RATES, 2, directory)
+    assert (directory / "points.jsonl").read_text() == text
+
+
 def start(directory: Path, *words: str) -> "subprocess.Popen[bytes]":
     environment = os.environ | {
         "JAX_COMPILATION_CACHE_DIR": str(directory.parent / "cache"),
@@ -462,6 +474,8 @@ def test_the_command_prints_the_best_first(fedda, fedda_sweep, tmp_path: Path):
     assert table[0][:3] == [*marked, f"{best['train_loss']:.4g}"]
     assert "train_loss, train_accuracy: mean over the last 3 rounds and 2 seeds" in out
     assert "Best by train_loss: client_lr=" in out
+    assert best["at_the_end"] == ["eps"]
+    assert "Try values beyond the end of its grid: eps." in out
     assert "12 runs, 4 at a time, " in out
     assert "runs 5-8 of 12: round 4/7" in err
     used = out.splitlines()[-1].removeprefix("Use it: fedda ").split()

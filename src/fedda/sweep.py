@@ -72,10 +72,11 @@ def run(
     metric = problem.metrics[0]
     setup = setup._replace(task=setup.task._replace(train_metrics=(metric,)))
     rules = {"train_loss": False, "loss": False}  # whether more is better
-    rules |= dict.fromkeys((f"train_{metric.__name__}", metric.__name__), problem.higher_is_better)
+    trained = f"train_{metric.__name__}"
+    rules |= dict.fromkeys((trained, metric.__name__), problem.higher_is_better)
     if by not in rules:
         raise unknown("rule to choose by", by, rules)
-    lines = _opened(directory, config, grid)
+    lines = _opened(directory, config, grid, trained)
     left = [point for point in wanted if point not in lines]
 
     def tell(members: range, part: Part) -> None:
@@ -187,7 +188,7 @@ def _line(grid: Grid, point: Point, row: Row) -> Row:
     }
 
 
-def _opened(directory: Path, config: Config, grid: Grid) -> dict[Point, Row]:
+def _opened(directory: Path, config: Config, grid: Grid, trained: str) -> dict[Point, Row]:
     """What earlier processes wrote in this directory; one that is new is started."""
     path = directory / "config.toml"
     check_directory(directory, path.name)
@@ -210,6 +211,11 @@ def _opened(directory: Path, config: Config, grid: Grid) -> dict[Point, Row]:
             raise InputError(
                 f"{directory} is a sweep over {', '.join(line['hyper']) or 'seeds'}, got a grid "
                 f"over {', '.join(grid) or 'seeds'}. Give another --out."
+            )
+        if trained not in line:
+            raise InputError(
+                f"{directory} is a sweep of a version that did not measure {trained}. Give another "
+                "--out."
             )
         lines[Point(tuple(line["hyper"][name] for name in grid), line["seed"])] = line
     return lines

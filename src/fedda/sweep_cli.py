@@ -183,7 +183,7 @@ def _remarks(summary: dict[str, Any]) -> Sequence[str]:
         chosen = ", ".join(f"{name}={value:g}" for name, value in best["hyper"].items())
         lines.append(f"Best by {summary['by']}: {chosen or 'the only point'}")
         if best["at_the_end"]:
-            lines.append(f"Try values of {' and '.join(best['at_the_end'])} beyond its end.")
+            lines.append(f"Try values beyond the end of its grid: {', '.join(best['at_the_end'])}.")
         if not summary["by"].startswith("train_"):
             lines.append("It was chosen on the test set, whose numbers flatter it now.")
     pace = summary["runs_x_rounds_per_second"]
