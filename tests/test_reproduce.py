@@ -18,7 +18,7 @@ import pytest
 
 from fedda import config, experiment, reproduce, together
 from fedda.errors import InputError
-from fedda.paper import batches, cells, claims, experiments, tables, training
+from fedda.paper import batches, cells, choice, claims, experiments, tables, training
 
 TINY = {"model": "linear", "clients": 12, "cohort": 3, "rounds": 4, "eval_every": 2}
 
@@ -306,6 +306,18 @@ def test_what_another_process_is_at_is_left_to_it(tmp_path):
         outcome, _ = filled(tmp_path, tiny(), tiny(algorithm="fedavg"))
         assert (len(outcome.busy), len(outcome.made)) == (1, 1)
     assert len(filled(tmp_path, tiny())[0].made) == 1
+
+
+def test_the_command_says_what_other_processes_are_at(fedda, tmp_path):
+    words = ("digits", "--rounds", "2", "--only", "fedavg")
+    (run,) = reproduce.wanted(
+        [choice.only(experiments.experiments()["digits"], ["fedavg"])], 1, 2, None
+    )
+    with claims.Claims(tmp_path / "results/.work") as theirs:
+        theirs.take(cells.name(run, None))
+        code, out, err = fedda(*words)
+    assert (code, out) == (0, "0 of 1 runs are done, 1 are missing.\n")
+    assert err == "Other processes are at work on 1 of the runs.\n"
 
 
 def test_a_run_that_cannot_be_made_does_not_stop_the_others(tmp_path, monkeypatch):

@@ -170,7 +170,7 @@ def _fill(runs: list[Config], folder: Path, seconds: float | None, quiet: bool) 
     with interruptible("Continue with the same command."):
         filled = reproduce.fill(runs, folder, seconds, tell, _warn)
     if filled.busy:
-        err.print(f"{len(filled.busy)} runs other processes are at work on.")
+        err.print(f"Other processes are at work on {len(filled.busy)} of the runs.")
     if left := len(filled.stopped) + filled.late:
         _warn(
             f"The time is over: {left} runs are left, {len(filled.stopped)} of them stopped on the "
