@@ -530,7 +530,7 @@ def test_the_command_says_what_was_stopped(fedda, clock, monkeypatch):
         code, out, err = fedda(*words, seconds)
         assert code == 0
         assert err.splitlines()[-1] == (
-            f"The time is over: 2 runs are left, {stopped} of them stopped on the way. The same "
+            f"The time is over. Runs left: 2; of these stopped on the way: {stopped}. The same "
             "command goes on with them."
         )
         assert out == "0 of 2 runs are done, 2 are missing.\n"

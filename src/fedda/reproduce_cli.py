@@ -173,8 +173,8 @@ def _fill(runs: list[Config], folder: Path, seconds: float | None, quiet: bool) 
         err.print(f"Other processes are at work on {len(filled.busy)} of the runs.")
     if left := len(filled.stopped) + filled.late:
         _warn(
-            f"The time is over: {left} runs are left, {len(filled.stopped)} of them stopped on the "
-            "way. The same command goes on with them."
+            f"The time is over. Runs left: {left}; of these stopped on the way: "
+            f"{len(filled.stopped)}. The same command goes on with them."
         )
     return filled
 
