@@ -175,7 +175,7 @@ def test_local_steps_take_every_batch_once():
     (visited, order), seen = local.steps(step, start, batches)
     np.testing.assert_array_equal(visited, np.full(7, 2))
     np.testing.assert_array_equal(order, batches.rows[2:4, 0, 0])
-    assert seen == (4, 14)
+    assert seen == (4, 14, ())
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_a_batch_of_nobody_has_no_gradient():
     nobody = Batch(shard(0, 9, START, ROWS), rows, mask, random.key(0), whole=False)
     gradient, seen = GRADIENT(task(4), params(), nobody)
     assert all((leaf == 0).all() for leaf in gradient.values())
-    assert seen == (0, 0)
+    assert seen == (0, 0, ())
 
 
 # ------------------------------------------------------------------------------------------- noise
