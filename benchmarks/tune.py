@@ -82,10 +82,8 @@ def text_grid(name: str) -> Grid:
     adapts = ("eps" in fields or "tau" in fields) and name != "climb"
     if "server_lr" not in fields:  # mfl, stem
         return {"client_lr": powers(0.1 if adapts else 100.0, *(k / 4 for k in range(-5, 7)))}
-    if not adapts:
+    if not adapts or name.startswith(("fedda", "fedopt")):  # which adapt on the server alone
         return {"client_lr": [100.0, 333.0, 1000.0], "server_lr": [0.3, 1.0, 3.3, 10.0]}
-    if name.startswith(("fedda", "fedopt")):  # on the server alone
-        return {"client_lr": [33.0, 100.0, 333.0, 1000.0], "server_lr": [0.3, 3.3, 33.0]}
     return {"client_lr": [0.03, 0.1, 0.3, 1.0], "server_lr": [0.3, 1.0, 3.3]}
 
 
