@@ -365,9 +365,9 @@ def test_stack_exchange_is_told_with_its_controls():
         f"{tuned}; if FedDA alone ends with full-batch rounds: against the best other, FedOpt, "
         "Adam 0.5: Adam +0.15; if others do too: against the best other, FedAvg 0.7: Adam -0.05."
     ) in told("F7", found).measured
-    found += cells_of("table5-between", {"FedOpt, Adam, server_lr 1": 0.8})
-    between = "Between the rates of the grid: FedOpt, Adam, server_lr 1 0.8. Its own"
-    assert between in told("F7", found).measured
+    found += cells_of("table5-rates", {"FedOpt, Adam, server_lr 1": 0.8})
+    other = "With other rates of the grid: FedOpt, Adam, server_lr 1 0.8. Its own"
+    assert other in told("F7", found).measured
 
 
 @pytest.mark.parametrize(
