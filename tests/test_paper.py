@@ -562,6 +562,22 @@ def test_the_page_of_the_project_says_what_the_cells_do():
     ) in words
     signs = [(ours, theirs), (full["fedda-sgdm"], theirs), tuple(full.values())]
     assert [evidence.margin(*pair).mean > 0 for pair in signs] == [False, True, True]
+    short = []
+    for kind in experiments.TUNED.values(), map("recommended-{}".format, experiments.TUNED):
+        for name in kind:
+            own = evidence.runs(name, every)
+            mine, other = (own[evidence.best(own, ours=which)] for which in (True, False))
+            short.append((points(mine, other), evidence.order(mine, other)))
+    emnist, cifar, exchange, full_emnist, full_cifar, full_exchange = short
+    assert (
+        f"the best FedDA ends {cifar[0]} points below the best other on CIFAR-100, {emnist[0]} on "
+        f"EMNIST and {exchange[0]} on Stack Exchange."
+    ) in words
+    assert (
+        f"it is ahead by {full_cifar[0]} points on CIFAR-100, level on EMNIST ({full_emnist[0]} "
+        f"below) and behind by {full_exchange[0]} on Stack Exchange."
+    ) in words
+    assert [order for _, order in short] == [0, -1, -1, 0, 1, -1]
     recommended = re.findall(r"`fedda run (task=.*?)`", words)
 
     def is_recommended(task, cell):

@@ -337,6 +337,39 @@ def test_curves_are_means_over_seeds(results):
     assert sent.panels[0].lines[0].curve.x == [0, 1.5, 3, 4.5], "three megabytes a round"
 
 
+def test_full_batch_rounds_stand_beside_the_same_runs_without_them(tmp_path):
+    """Of FedDA's best and of the best other; a method that was run one way alone is not drawn."""
+    runs = {
+        ("tuned-emnist", "fedda-sgdm"): (0.1, 0.5, 0.6, 0.7, 0.7),
+        ("tuned-emnist", "fedda-adam"): (0.1, 0.5, 0.6, 0.7, 0.8),
+        ("tuned-emnist", "fedopt-sgdm"): (0.1, 0.4, 0.5, 0.6, 0.6),
+        ("tuned-emnist", "fedavg"): (0.1, 0.3, 0.4, 0.5, 0.5),
+        ("recommended-emnist", "fedda-sgdm"): (0.1, 0.5, 0.6, 0.7, 0.9),
+        ("recommended-emnist", "fedda-adam"): (0.1, 0.5, 0.6, 0.7, 0.8),
+        ("recommended-emnist", "fedopt-adam"): (0.1, 0.5, 0.6, 0.7, 0.95),  # not tuned
+        ("recommended-emnist", "fedavg"): (0.1, 0.3, 0.4, 0.5, 0.6),
+        ("recommended-emnist", "fedopt-sgdm"): (0.1, 0.4, 0.5, 0.6, 0.5),
+        ("recommended-cifar100", "fedda-sgdm"): (0.1, 0.2, 0.3, 0.4, 0.5),  # no other
+    }
+    for (name, algorithm), values in runs.items():
+        entry = entries(name, algorithm=algorithm)[0]
+        at = [sixths * entry.values["rounds"] // 6 for sixths in (0, 2, 3, 4, 6)]
+        make(tmp_path, entry, values, losses=(1.0,) * 4, at=at)
+    row = panels.full_batches(found(tmp_path))
+    (panel,) = row.panels
+    assert (panel.title, panel.y_label) == ("EMNIST, SGDM", "accuracy")
+    drawn = {line.curve.label: line for line in panel.lines}
+    with_them, without = "FedDA, full-batch rounds at the end", "FedDA"
+    assert list(drawn) == [with_them, without, "FedAvg, full-batch rounds at the end", "FedAvg"]
+    assert drawn[with_them].curve[1:3] == ([750, 1000, 1500], [0.6, 0.7, 0.9]), "the last half"
+    assert drawn[without].curve.mean == [0.6, 0.7, 0.7]
+    assert [line.thick for line in panel.lines] == [True, False, True, False]
+    assert drawn[with_them].style == drawn[without].style != drawn["FedAvg"].style
+    web.write(tmp_path, tmp_path / "out")
+    assert (tmp_path / "out" / "full-batches.png").exists()
+    assert "full-batches-emnist" in (tmp_path / "out" / "results.html").read_text()
+
+
 def test_a_method_has_one_style_whatever_else_was_run(results):
     first, second, third = panels.training("table3", found(results))[0].panels
     styles = [{line.curve.label: line.style for line in each.lines} for each in (first, second)]

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -111,6 +111,12 @@ def end(cell: Cell) -> float:
 def over_seeds(own: Sequence[Cell]) -> float:
     """The mean of what runs came to."""
     return math.fsum(map(end, own)) / len(own)
+
+
+def best(runs: Mapping[str, list[Cell]], ours: bool) -> str | None:
+    """The algorithm with the highest end: of FedDA's, if `ours`, or else of the others."""
+    names = [name for name in runs if (name in experiments.FEDDA) == ours]
+    return max(names, key=lambda name: over_seeds(runs[name]), default=None)
 
 
 def pairs(ours: Sequence[Cell], theirs: Sequence[Cell]) -> list[tuple[Cell, Cell]]:

@@ -81,6 +81,41 @@ def training(name: str, found: Sequence[Cell]) -> list[Row]:
     ]
 
 
+def full_batches(found: Sequence[Cell]) -> Row | None:
+    """What full-batch rounds do at the end of tuned trainings: a panel for each task.
+
+    Of FedDA's best with them and of the best other, with and without them; the last half of all
+    rounds.
+    """
+    panels = []
+    for task, name in experiments.TUNED.items():
+        tuned, full = (evidence.runs(each, found) for each in (name, f"recommended-{task}"))
+        both = {name: own for name, own in full.items() if name in tuned}
+        chosen = [evidence.best(both, ours=True), evidence.best(both, ours=False)]
+        lines, optimisers = [], dict[str, None]()
+        for algorithm in filter(None, chosen):
+            method, _, optimiser = algorithm.partition("-")
+            style, label = list(methods.METHODS).index(method), methods.METHODS[method]
+            end = f"{label}, full-batch rounds at the end"
+            lines.append(Drawn(_last_half(full[algorithm], end), style, thick=True))
+            lines.append(Drawn(_last_half(tuned[algorithm], label), style))
+            optimisers |= {methods.OPTIMISER_NAMES[optimiser]: None} if optimiser else {}
+        if None not in chosen:
+            metric = page.words(next(iter(full.values()))[0].content["metric"])
+            heading = f"{methods.title(task)}, {' and '.join(optimisers)}"
+            panels.append(Panel(f"full-batches-{task}", "round", metric, lines, title=heading))
+    title = "Full-batch rounds at the end, all rates tuned"
+    return Row("full-batches", title, panels) if panels else None
+
+
+def _last_half(own: Sequence[Cell], label: str) -> Curve:
+    """The metric in the last half of all rounds, over seeds."""
+    metric = own[0].content["metric"]
+    (curve,) = results.curves([_as_run(cell, label) for cell in own], metric, _round)
+    first = sum(x < curve.x[-1] / 2 for x in curve.x)
+    return Curve(label, *(values[first:] for values in curve[1:]))
+
+
 def _cropped(panel: Panel, less: bool) -> Panel:
     """With an axis of what methods that learn come to after the beginning, if most do.
 

@@ -111,7 +111,7 @@ def _tuned(task: str, found: Sequence[Cell]) -> str:
     """Each FedDA against the best other method, where all are tuned by one rule."""
     name = experiments.TUNED[task]
     tuned, recommended = (evidence.runs(each, found) for each in (name, f"recommended-{task}"))
-    if not (best := _best_other(tuned)) or not any(each in tuned for each in FEDDA):
+    if not (best := evidence.best(tuned, ours=False)) or not any(each in tuned for each in FEDDA):
         return ""
     missing = len(experiments.experiments()[name].entries) - len(tuned)
     words = f"All tuned by one rule, {methods.title(task)}{_not_run(missing)}: "
@@ -119,15 +119,9 @@ def _tuned(task: str, found: Sequence[Cell]) -> str:
     if recommended:
         alone = _margins(recommended, best, tuned[best])
         words += f"; if FedDA alone ends with full-batch rounds: {alone}"
-    if other := _best_other(recommended):
+    if other := evidence.best(recommended, ours=False):
         words += f"; if others do too: {_margins(recommended, other, recommended[other])}"
     return f"{words}."
-
-
-def _best_other(runs: Mapping[str, list[Cell]]) -> str | None:
-    """The method with the highest end, of those that are not FedDA."""
-    others = [name for name in runs if name not in FEDDA]
-    return max(others, key=lambda name: evidence.over_seeds(runs[name]), default=None)
 
 
 def _margins(runs: Mapping[str, list[Cell]], other: str, theirs: Sequence[Cell]) -> str:

@@ -73,6 +73,7 @@ def write(folder: Path, directory: Path) -> list[Path]:
     made.compared()
     made.notes(folder)
     made.curves()
+    made.full_batches()
     made.varied()
     made.rates()
     made.others()
@@ -148,6 +149,11 @@ class _Page:
             if drawn:
                 note = f"<p class='small'>{BANDS}</p>\n"
                 self._add(f"curves-{task}", f"{title(task)}: training", note + drawn)
+
+    def full_batches(self) -> None:
+        if row := panels.full_batches(self.results.found):
+            note = f"FedDA's best with such rounds, and the best other. {BANDS}"
+            self._add("full-batches", row.title, self._row(row, note))
 
     def varied(self) -> None:
         html = ""
