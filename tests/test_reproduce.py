@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import types
+from concurrent import futures
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedda import config, experiment, reproduce, together
+from fedda import config, experiment, reproduce, simulate, together
 from fedda.errors import InputError
 from fedda.paper import batches, cells, choice, claims, experiments, tables, training
 
@@ -514,6 +515,55 @@ def test_a_batch_is_kept_as_it_goes_on_and_only_its_own_members_continue_it(tmp_
     assert kept.exists(), "one of them is not done"
     filled(tmp_path, runs[2])
     assert not kept.exists()
+
+
+@pytest.fixture
+def signals(monkeypatch):
+    """Gives a list: its signals come before the evaluation at round 40."""
+    row, to_come = simulate._row, []
+
+    def row_after_signals(setup, together, sent, number, *rest):
+        while number == 40 and to_come:
+            signal.raise_signal(to_come.pop())
+        return row(setup, together, sent, number, *rest)
+
+    monkeypatch.setattr(simulate, "_row", row_after_signals)
+    return to_come
+
+
+TOGETHER = ("digits", "--only", "fedavg", "--rounds", "60", "--seeds", "2")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_runs_together_are_interrupted_at_an_evaluation_and_kept(fedda, signals, number, code):
+    signals.append(number)
+    stopped, _, err = fedda(*TOGETHER)
+    assert stopped == code
+    assert "round 40/60" in err
+    assert "round 60/60" not in err
+    assert err.endswith("Continue with the same command.\n")
+    code, out, err = fedda(*TOGETHER)
+    assert code == 0
+    assert "2 together (seed 0, 1): continued from round 40" in err
+    assert "2 of 2 runs are done, 0 are missing." in out
+
+
+def test_runs_together_are_interrupted_at_once_by_a_second_signal(fedda, signals):
+    signals += [signal.SIGINT, signal.SIGINT]
+    code, _, err = fedda(*TOGETHER)
+    assert code == 130
+    assert "round 30/60" in err
+    assert "round 40/60" not in err
+    assert "continued" not in fedda(*TOGETHER)[2], "the first minute is lost"
+
+
+def test_signals_are_left_alone_after_runs_together_and_beside_the_main_thread(tmp_path):
+    """Only the main thread may set what is done about them."""
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with futures.ThreadPoolExecutor(1) as pool:
+        made = pool.submit(filled, tmp_path / "thread", tiny(), tiny(seed=1)).result()[0].made
+    assert len(made) == len(filled(tmp_path / "here", tiny(), tiny(seed=1))[0].made) == 2
+    assert before == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 
 
 def test_the_command_says_what_was_stopped(fedda, clock, monkeypatch):

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from fedda import experiment, tasks
 from fedda.config import Config
 from fedda.errors import InputError
-from fedda.paper import batches, cells, tables, training
+from fedda.paper import batches, cells, interrupts, tables, training
 from fedda.paper.cells import Cell, Damaged
 from fedda.paper.claims import Claims
 from fedda.paper.experiments import Entry, Experiment
@@ -252,7 +252,14 @@ class _Filler:
                         config = dataclasses.replace(config, checkpoint_every=1)
                     training.alone(config, self.folder, names[0], self.tell, self.is_over)
                 else:
-                    training.several(runs, self.folder, names, self.tell, self.is_over)
+                    with interrupts.held_back() as interrupted:
+                        training.several(
+                            runs,
+                            self.folder,
+                            names,
+                            self.tell,
+                            over=lambda: interrupted() or self.is_over(),
+                        )
             for config, name in zip(runs, names, strict=True):
                 made = cells.read(cells.path(self.folder, config, self._data(config)))
                 if isinstance(made, Cell):

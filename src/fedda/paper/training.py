@@ -17,7 +17,7 @@ from fedda.tree import PyTree
 SMALL = 2_000_000  # parameters: a larger model keeps a device busy alone
 
 Tell = Callable[[str], None]
-Over = Callable[[], bool]  # whether the time is over
+Over = Callable[[], bool]  # whether to stop: the time is over, or Ctrl-C came
 
 
 def program(config: Config) -> str:
@@ -58,7 +58,7 @@ def place(folder: Path, name: str) -> Path:
 
 
 class Stopped(Exception):  # noqa: N818 - nothing is wrong
-    """The time is over, and the runs are not at their end."""
+    """They were told to stop, and are not at their end."""
 
 
 def alone(config: Config, folder: Path, name: str, tell: Tell, over: Over) -> None:
@@ -107,8 +107,8 @@ def several(
 ) -> None:
     """Trains runs of one program together, in batches, and writes the cells of one when it is done.
 
-    A batch goes on from its last checkpoint, and is stopped at an evaluation after the time is
-    over.
+    A batch goes on from its last checkpoint, and is stopped and kept at the first evaluation at
+    which it is `over`.
     """
     compiled = experiment.compile_seconds()
     problem, setup, _ = experiment.prepare(runs[0])
