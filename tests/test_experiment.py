@@ -9,13 +9,14 @@ import subprocess
 import sys
 import time
 import tomllib
+import tracemalloc
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
-from fedda import api, config, experiment, simulate, tasks
+from fedda import api, checkpoint, config, experiment, memory, simulate, tasks
 from fedda.checkpoint import Checkpoints
 from fedda.errors import InputError
 
@@ -236,18 +237,48 @@ def test_a_diverging_run_is_written_as_null_and_counted(tmp_path: Path):
     assert summary["nonfinite_clients"] + summary["skipped_rounds"] > 0
 
 
-def test_a_checkpoint_that_has_no_room_is_left_out_and_told(tmp_path, monkeypatch):
-    """The disk is full in the first half of the run; the run goes on, and can be continued."""
-    room = iter([100, 100, 100])
+@pytest.mark.parametrize("lacking", ["disk", "memory"])
+def test_a_checkpoint_that_has_no_room_is_left_out_and_told(tmp_path, monkeypatch, lacking):
+    """There is none in the first half of the run; the run goes on, and can be continued."""
+    room, much = iter([100, 100, 100]), 10**15
+    free = {"disk": lambda: much, "memory": lambda: much} | {lacking: lambda: next(room, much)}
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(
-        "fedda.checkpoint.shutil.disk_usage",
-        lambda path: usage._replace(free=next(room, usage.free)),
+        "fedda.checkpoint.shutil.disk_usage", lambda path: usage._replace(free=free["disk"]())
     )
+    monkeypatch.setattr("fedda.checkpoint.free_memory.of_host", lambda: free["memory"]())
     outcome = experiment.run(config.resolve(SMALL), tmp_path / "run")
     assert len(outcome.notes) == 3
     assert outcome.notes[0].startswith("no checkpoint of round 0: it takes ")
-    assert outcome.notes[0].endswith(" GB, and 1e-07 GB are free")
+    assert outcome.notes[0].endswith(f" GB of {lacking}, and 1e-07 GB are free")
     kept = sorted(int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert kept == [8, 10, 12]
     assert outcome.result.history[-1]["round"] == SMALL["rounds"]
+
+
+def test_a_checkpoint_takes_no_more_memory_than_is_asked_for(tmp_path, monkeypatch):
+    """Of client memory on the host, whose leaves are copies; without room nothing is copied."""
+    numbers = np.ones((100, 100_000), np.float32)
+    kept = memory.HostMemory(np.zeros(100_000, np.float32))
+    kept.put(np.arange(100), numbers)
+    run = {"memory": kept, "steps": np.zeros(3)}
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(0, {"steps": np.zeros(3)}, {})  # what Orbax loads first is no copy
+
+    def most_bytes(number):
+        checkpoints.wait()
+        tracemalloc.start()
+        refused = checkpoints.save(number, run, {})
+        checkpoints.wait()
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return most, refused
+
+    most, refused = most_bytes(1)
+    assert not refused
+    assert kept.nbytes < most < checkpoint.COPIES * kept.nbytes
+    monkeypatch.setattr("fedda.checkpoint.free_memory.of_host", lambda: most)
+    most, refused = most_bytes(2)
+    assert refused
+    assert most < numbers.nbytes / 10
+    checkpoints.close()

@@ -17,6 +17,7 @@ ROUND = "core data.shards errors local losses models task tree"
 MAY_IMPORT = {
     "errors": "",
     "files": "",
+    "free_memory": "",
     "inputs": "errors",
     "losses": "errors",
     "terminal": "",
@@ -38,13 +39,13 @@ MAY_IMPORT = {
     "processes": "errors",
     "memory": "tree",
     "simulate": "cohort core data.feed data.shards devices memory models task tree",
-    "together": "data.feed errors simulate tree",
+    "together": "data.feed errors free_memory simulate tree",
     "own_algorithm": "core data.shards errors task tree",
     "own_problem": "data.feed data.shards errors losses models simulate task",
     "continued": "errors memory simulate tree",
     "api": "algorithms cohort continued core data.feed data.shards devices errors models "
     "own_algorithm own_problem simulate task together tree",
-    "checkpoint": "tree",
+    "checkpoint": "free_memory tree",
     "config": "algorithms errors",
     "flower": f"{ROUND} algorithms api checkpoint cohort files privacy simulate",
     "tasks": "config data errors inputs losses models task",
@@ -55,8 +56,8 @@ MAY_IMPORT = {
     ),
     "data_cli": "config data errors portrait tasks terminal",
     "paper": (
-        "algorithms api checkpoint config errors experiment files page results simulate tasks "
-        "together tree"
+        "algorithms api checkpoint config errors experiment files free_memory page results "
+        "simulate tasks together tree"
     ),
     "reproduce": "config errors experiment paper tasks",
     "reproduce_cli": "config errors paper reproduce terminal",

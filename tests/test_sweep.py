@@ -20,7 +20,7 @@ from jax import random
 from scipy import stats
 
 import fedda
-from fedda import api, config, simulate, sweep, tasks, together
+from fedda import api, config, free_memory, simulate, sweep, tasks, together
 from fedda.data.feed import Feed, resident
 from fedda.errors import InputError
 from fedda.losses import squared_error
@@ -218,23 +218,23 @@ def test_a_program_that_cannot_even_be_compiled(sizes, monkeypatch):
 
 
 def test_memory_of_the_host(tmp_path):
-    whole_machine = together.host_memory(tmp_path)
+    whole_machine = free_memory.of_host(tmp_path)
     assert 2**28 < whole_machine < 2**50
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text("MemTotal: 9000 kB\nMemAvailable: 4000 kB\nPages: 0\n")
-    assert together.host_memory(tmp_path) == 4000 * 1024
+    assert free_memory.of_host(tmp_path) == 4000 * 1024
     group = tmp_path / "sys/fs/cgroup"
     (group / "memory").mkdir(parents=True)
     (group / "memory.max").write_text("max\n")
-    assert together.host_memory(tmp_path) == 4000 * 1024
+    assert free_memory.of_host(tmp_path) == 4000 * 1024
     (group / "memory.max").write_text("3000000\n")
     (group / "memory.current").write_text("2000000\n")
     (group / "memory.stat").write_text("anon 5\ninactive_file 300000\n")
-    assert together.host_memory(tmp_path) == 1_300_000
+    assert free_memory.of_host(tmp_path) == 1_300_000
     (group / "memory/memory.limit_in_bytes").write_text("100\n")
     (group / "memory/memory.usage_in_bytes").write_text("120\n")
     (group / "memory/memory.stat").write_text("total_inactive_file 10\n")
-    assert together.host_memory(tmp_path) == 0
+    assert free_memory.of_host(tmp_path) == 0
 
 
 def test_memory_of_devices():
@@ -242,8 +242,8 @@ def test_memory_of_devices():
         return types.SimpleNamespace(memory_stats=lambda: stats or None)
 
     full, empty = (device(bytes_limit=100, bytes_in_use=used) for used in (70, 10))
-    assert together.device_memory([full, empty]) == 30
-    assert together.device_memory([device()]) == math.inf, "then only trying helps"
+    assert free_memory.of_devices([full, empty]) == 30
+    assert free_memory.of_devices([device()]) == math.inf, "then only trying helps"
 
 
 # ---------------------------------------------------------------------------- the sweep's directory

@@ -16,9 +16,11 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from fedda import free_memory
 from fedda.tree import PyTree
 
 KEPT = 3  # more than one, so that a damaged file costs some rounds and not the run
+COPIES = 3  # on the host while a checkpoint is made: of JAX, if it is on a device; ours; of Orbax
 
 
 @contextmanager
@@ -63,23 +65,32 @@ class Checkpoints:
     def save(self, round_number: int, run: PyTree, numbers: dict[str, Any]) -> str:
         """Copies the run, and writes the copy while the run goes on; `close` waits for it.
 
-        If there is no room for it, why it was not saved: a full disk would end the run.
+        If there is no room for it, why it was not saved: a full disk or memory would end the run.
         """
-        needed = sum(leaf.nbytes for leaf in jax.tree.leaves(run))
-        free = shutil.disk_usage(self._manager.directory).free
-        if needed > free:
-            return (
-                f"no checkpoint of round {round_number}: it takes {needed / 1e9:.3g} GB, and "
-                f"{free / 1e9:.3g} GB are free"
-            )
-        arrays = [np.array(leaf) for leaf in jax.tree.leaves(run)]
-        # Orbax refuses empty arrays, and none is needed to know that there is nothing.
-        leaves = {str(i): array for i, array in enumerate(arrays) if array.size}
-        items = ocp.args.Composite(
-            run=ocp.args.StandardSave(leaves), numbers=ocp.args.JsonSave(numbers)
-        )
         with _interrupted_later():
+            self.wait()  # then the copies of the checkpoint before are gone
+            if why := self._no_room(run):
+                return f"no checkpoint of round {round_number}: {why}"
+            arrays = [np.array(leaf) for leaf in jax.tree.leaves(run)]
+            # Orbax refuses empty arrays, and none is needed to know that there is nothing.
+            leaves = {str(i): array for i, array in enumerate(arrays) if array.size}
+            items = ocp.args.Composite(
+                run=ocp.args.StandardSave(leaves), numbers=ocp.args.JsonSave(numbers)
+            )
             self._manager.save(round_number, args=items, force=True)
+        return ""
+
+    def _no_room(self, run: PyTree) -> str:
+        """Why a run cannot be saved, if so."""
+        # Client memory on the host is asked whole: its leaves would be a copy already.
+        parts = jax.tree.leaves(run, is_leaf=lambda part: hasattr(part, "nbytes"))
+        size = sum(part.nbytes for part in parts)
+        for what, needed, free in (
+            ("disk", size, shutil.disk_usage(self._manager.directory).free),
+            ("memory", COPIES * size, free_memory.of_host()),
+        ):
+            if needed > free:
+                return f"it takes {needed / 1e9:.3g} GB of {what}, and {free / 1e9:.3g} GB are free"
         return ""
 
     def newest_whole(self, like: PyTree, written: int) -> tuple[Checkpoint | None, list[str]]:

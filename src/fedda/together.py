@@ -6,11 +6,9 @@ it runs. A batch that runs out of memory all the same is halved and tried again.
 """
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -19,7 +17,7 @@ import numpy as np
 from jax import random
 from jax.sharding import NamedSharding, PartitionSpec
 
-from fedda import simulate, tree
+from fedda import free_memory, simulate, tree
 from fedda.data.feed import Feed
 from fedda.errors import InputError
 from fedda.simulate import Row, Setup
@@ -234,44 +232,5 @@ def _room(setup: Setup) -> float:
     mesh = setup.layout.mesh
     devices = jax.devices()[:1] if mesh is None else list(mesh.devices.flat)
     if devices[0].platform == "cpu":
-        return min(SHARE * host_memory(), CPU_ROOM) / len(devices)
-    return SHARE * device_memory(devices)
-
-
-def device_memory(devices: Sequence[Any]) -> float:
-    """The bytes that each of these devices could still give; not every kind says."""
-    found = [device.memory_stats() for device in devices]
-    return min(
-        (each["bytes_limit"] - each["bytes_in_use"] for each in found if each), default=math.inf
-    )
-
-
-# Where a container's limit, its use and the statistics of its use are, and what it can do without.
-CGROUPS = (
-    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
-    (
-        "memory/memory.limit_in_bytes",
-        "memory/memory.usage_in_bytes",
-        "memory/memory.stat",
-        "total_inactive_file",
-    ),
-)
-
-
-def host_memory(root: Path = Path("/")) -> int:
-    """The bytes the host, or the container this is in, could still give."""
-    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    meminfo = root / "proc/meminfo"
-    if meminfo.exists():
-        found.append(_table(meminfo)["MemAvailable:"] * 1024)
-    for *names, spare in CGROUPS:
-        limit, used, stat = (root / "sys/fs/cgroup" / name for name in names)
-        if limit.exists() and limit.read_text().strip().isdigit():
-            found.append(int(limit.read_text()) - int(used.read_text()) + _table(stat)[spare])
-    return max(0, min(found))
-
-
-def _table(path: Path) -> dict[str, int]:
-    """The first number of every line, by the word before it."""
-    lines = (line.split() for line in path.read_text().splitlines())
-    return {words[0]: int(words[1]) for words in lines}
+        return min(SHARE * free_memory.of_host(), CPU_ROOM) / len(devices)
+    return SHARE * free_memory.of_devices(devices)

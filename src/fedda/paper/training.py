@@ -8,7 +8,7 @@ from pathlib import Path
 
 import jax
 
-from fedda import algorithms, api, experiment, simulate, tasks, together, tree
+from fedda import algorithms, api, experiment, free_memory, simulate, tasks, together, tree
 from fedda.config import Config
 from fedda.paper import batches, cells
 from fedda.together import Part
@@ -94,7 +94,7 @@ def with_memory(config: Config) -> Config:
     Only if all of it then fits: a part that is fetched from the host needs room twice, and more of
     it makes nothing faster.
     """
-    free = together.device_memory(jax.devices()[:1])
+    free = free_memory.of_devices(jax.devices()[:1])
     if jax.devices()[0].platform == "cpu" or math.isinf(free):
         return config
     room = max(config.memory_gb, math.floor(together.SHARE * free / 1e9))
