@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 
 import numpy as np
 import pytest
@@ -46,6 +47,20 @@ def test_halving_goes_on_where_it_was(halved, tmp_path, monkeypatch):
     monkeypatch.setattr(sweep.api, "train_grid", lambda *rest: pytest.fail("nothing is left"))
     again = halving.halve(config.resolve(SMALL), RATES, 1, directory, 2)
     assert again["ranking"] == summary["ranking"]
+
+
+def test_every_table_has_a_heading_and_says_what_its_means_are_over(fedda):
+    """Rungs of 3, 6 and 12 rounds, of which 1, 3 and 6 are averaged: half of them, rounded down."""
+    grid = [f"{name}={','.join(map(str, values))}" for name, values in RATES.items()]
+    words = [f"{name}={value}" for name, value in SMALL.items()]
+    code, out, _ = fedda("sweep", *words, "--grid", grid[0], "--grid", grid[1], "--halving", "2")
+    assert code == 0
+    told = [line for line in out.splitlines() if re.search(r"^Points|mean over|runs,", line)]
+    means = "train_loss, train_accuracy: mean over the last"
+    expected = ["Points: 9. Rounds: 3.", f"{means} round", "9 runs, 9 at a time"]
+    expected += ["Points: 5. Rounds: 6.", f"{means} 3 rounds", "5 runs, 5 at a time"]
+    expected += ["Points: 3. Rounds: 12.", f"{means} 6 rounds", "3 runs, 3 at a time"]
+    assert [re.sub(r"time, .*", "time", line) for line in told] == expected
 
 
 def test_a_factor_below_two_is_refused(tmp_path):

@@ -1,7 +1,8 @@
 """Successive halving: a row of sweeps, each with fewer points and more rounds than the one before.
 
-They are in `rung-0`, `rung-1`, ... of its directory, so that one that was killed goes on; beside
-them are the `summary.json` of all and the best point as `preset.toml`.
+They are in `rung-0`, `rung-1`, ... of its directory, so that one that was killed goes on. Beside
+them are `summary.json`, which is the last one's with those before it as `rungs`, and the best point
+as `preset.toml`.
 """
 
 import dataclasses

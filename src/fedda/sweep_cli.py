@@ -88,11 +88,13 @@ def sweep_command(
     if as_json:
         print(json.dumps({"directory": str(directory), **summary}))
         return
-    for rung in summary.get("rungs", []):
-        out.print(f"{len(rung['ranking'])} points, {rung['rounds']} rounds", soft_wrap=True)
-        print_whole(_table(rung))
-    print_whole(_table(summary))
-    for line in _remarks(summary):
+    for each in (*summary.get("rungs", []), summary):
+        if "rungs" in summary:
+            out.print(f"Points: {len(each['ranking'])}. Rounds: {each['rounds']}.", soft_wrap=True)
+        print_whole(_table(each))
+        for line in _about_table(each):
+            out.print(line, soft_wrap=True)
+    for line in _about_best(summary):
         out.print(escape(line), soft_wrap=True)
     if drawn:
         out.print(f"Drawn in {directory / 'heatmap.png'}", soft_wrap=True)
@@ -165,14 +167,28 @@ def _table(summary: dict[str, Any]) -> Table:
     return listing
 
 
-def _remarks(summary: dict[str, Any]) -> Sequence[str]:
-    """What a person should know about the table."""
-    best, rounds, seeds = summary["best"], summary["averaged_rounds"], len(summary["seeds"])
-    over = f" and {seeds} seeds" if seeds > 1 else ""
+def _about_table(summary: dict[str, Any]) -> Sequence[str]:
+    """What the numbers of a table are, and how fast they were made."""
+    rounds, seeds, pace = (
+        summary[name] for name in ("averaged_rounds", "seeds", "runs_x_rounds_per_second")
+    )
+    last = f"last {rounds} rounds" if rounds > 1 else "last round"
+    over = f" and {len(seeds)} seeds" if len(seeds) > 1 else ""
     trained = [name for name in summary["ranking"][0] if name.startswith("train_")]
-    lines = [f"{', '.join(trained)}: mean over the last {rounds} rounds{over}"]
+    lines = [f"{', '.join(trained)}: mean over the {last}{over}"]
     if any(point["at_the_end"] for point in summary["ranking"]):
         lines.append("* the end of its grid")
+    if pace is not None:
+        lines.append(
+            f"{summary['runs']} runs, {max(summary['together'])} at a time, "
+            f"{pace:,.0f} runs x rounds a second without compilation"
+        )
+    return lines
+
+
+def _about_best(summary: dict[str, Any]) -> Sequence[str]:
+    """What a person should know about the choice."""
+    best, lines = summary["best"], []
     if "rungs" in summary:
         lines.append(
             f"{summary['share_of_all_rounds']:.0%} of the rounds that all points would take"
@@ -186,10 +202,4 @@ def _remarks(summary: dict[str, Any]) -> Sequence[str]:
             lines.append(f"Try values beyond the end of its grid: {', '.join(best['at_the_end'])}.")
         if not summary["by"].startswith("train_"):
             lines.append("It was chosen on the test set, whose numbers flatter it now.")
-    pace = summary["runs_x_rounds_per_second"]
-    if pace is not None:
-        lines.append(
-            f"{summary['runs']} runs, {max(summary['together'])} at a time, "
-            f"{pace:,.0f} runs x rounds a second without compilation"
-        )
     return lines
