@@ -372,6 +372,20 @@ def test_a_run_is_stopped_when_the_time_is_over_and_goes_on_to_the_same_numbers(
     assert one.path.name == whole.path.name
 
 
+@pytest.mark.parametrize("damage", [Path.unlink, Path.touch, lambda path: path.write_text("[")])
+def test_what_is_kept_of_no_such_run_is_not_taken_for_it(tmp_path, clock, damage):
+    """Without its configuration, it would go on as a run of all the usual settings."""
+    run = tiny(algorithm="fedavg")
+    fill_by(clock, tmp_path, run, seconds=1.5)
+    (written,) = (tmp_path / ".work").glob("fedavg-*/config.toml")
+    written.write_text("")
+    damage(written)
+    assert len(filled(tmp_path, run)[0].made) == 1
+    filled(tmp_path / "whole", run)
+    (one,), (whole,) = (cells.read_all(each).found for each in (tmp_path, tmp_path / "whole"))
+    assert one.content["history"] == whole.content["history"]
+
+
 def test_a_run_that_began_without_a_time_is_stopped_without_loss_too(tmp_path, clock):
     def interrupted(line):
         raise KeyboardInterrupt
@@ -503,7 +517,7 @@ def test_a_batch_is_kept_as_it_goes_on_and_only_its_own_members_continue_it(tmp_
     _, told = filled(tmp_path / "elsewhere", *runs)
     assert "continued" not in told
     shutil.copytree(kept, tmp_path / "damaged/.work" / kept.name)
-    for path in (tmp_path / "damaged/.work").rglob("checkpoints/*/**/*"):
+    for path in (tmp_path / "damaged/.work").rglob("*"):  # members.json and the checkpoints
         if path.is_file():
             path.write_bytes(b"")
     outcome, told = filled(tmp_path / "damaged", *runs)

@@ -37,7 +37,8 @@ def kept(folder: Path) -> list[list[str]]:
     """The members of every batch of which something is kept."""
     found = []
     for path in sorted(folder.glob(".work/together-*/members.json")):
-        with contextlib.suppress(FileNotFoundError):  # another process tidies up
+        # Another process tidies up; or the file is damaged, and its members begin a new one.
+        with contextlib.suppress(FileNotFoundError, ValueError):
             found.append(json.loads(path.read_text(encoding="utf-8")))
     return found
 

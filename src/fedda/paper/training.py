@@ -9,7 +9,9 @@ from pathlib import Path
 import jax
 
 from fedda import algorithms, api, experiment, free_memory, simulate, tasks, together, tree
+from fedda import config as configs
 from fedda.config import Config
+from fedda.errors import InputError
 from fedda.paper import batches, cells
 from fedda.together import Part
 from fedda.tree import PyTree
@@ -76,16 +78,26 @@ def alone(config: Config, folder: Path, name: str, tell: Tell, over: Over) -> No
         if progress.row["round"] < progress.rounds and over():
             raise Stopped
 
-    if (directory / "config.toml").exists():
+    if _is_begun(config, directory):
         now = {"checkpoint_every": config.checkpoint_every}  # it may have begun with another
         outcome = experiment.resume(directory, now, told)
     else:
+        shutil.rmtree(directory, ignore_errors=True)  # if anything, what a damaged disk left of it
         outcome = experiment.run(with_memory(config), directory, told)
     for note in outcome.notes:
         tell(f"{words(config)}: {note}")
     clients = tasks.load(config).shards.num_clients
     cells.write(folder, config, outcome.result.history, outcome.summary | {"clients": clients})
     shutil.rmtree(directory)
+
+
+def _is_begun(config: Config, directory: Path) -> bool:
+    """Whether the run of a directory is this one, and not what a damaged file would make of it."""
+    try:
+        written = configs.resolve(configs.read(directory / "config.toml"))
+    except InputError:
+        return False
+    return cells.key(written) == cells.key(config)
 
 
 def with_memory(config: Config) -> Config:
