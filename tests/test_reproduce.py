@@ -64,6 +64,7 @@ def test_it_lists_the_experiments(fedda, tmp_path):
         (("table3", "digits"), ["table3", "digits"]),
         (("all",), list(experiments.experiments())),
         (("table3", "digits", "--only", "digits"), ["digits"]),
+        (("table3", "digits", "--only", "digits, fedavg"), ["digits"]),
     ],
 )
 def test_the_list_is_of_what_is_named(fedda, words, names):
@@ -206,6 +207,8 @@ def test_help_speaks_of_runs(fedda):
         (["--list", "table22"], "unknown experiment 'table22'. Did you mean table2"),
         (["--list", "--only", "fedavgg"], "'fedavgg'. Did you mean fedavg"),
         (["table2", "--only", "fedavgg"], "'fedavgg'. Did you mean fedavg"),
+        (["all", "--only", ""], "unknown algorithm or task of what is reproduced ''. Known"),
+        (["all", "--only", "fedavg,"], "unknown algorithm or task of what is reproduced ''. Known"),
         (["--add"], "--add needs directories"),
         (
             ["--add", "nothing"],

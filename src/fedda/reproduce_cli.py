@@ -108,7 +108,7 @@ def reproduce_command(
 
 
 def _chosen(names: list[str], only: str | None) -> list[experiments.Experiment]:
-    words = [word for word in (only or "").split(",") if word]
+    words = [] if only is None else [word.strip() for word in only.split(",")]
     chosen = choice.chosen(names)
     choice.check_only(chosen, words)
     return [choice.only(each, words) for each in chosen]
