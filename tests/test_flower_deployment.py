@@ -155,6 +155,15 @@ def test_the_app_is_built(tmp_path: Path):
     assert packed == {path.name for path in (EXAMPLE / "flower_digits").glob("*.py")}
 
 
+def test_a_client_imports_no_more_than_it_needs():
+    """It is a process for each message. Orbax is the server's, and scikit-learn has the digits."""
+    check = "import sys, flower_digits.client_app as client; client.share(0, 3); "
+    check += "print({'orbax', 'scipy', 'sklearn'} & sys.modules.keys())"
+    command = [sys.executable, "-c", check]
+    done = subprocess.run(command, cwd=EXAMPLE, capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
 @pytest.mark.parametrize(
     ("word", "message"),
     [

@@ -5,15 +5,17 @@ import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
-from fedda.checkpoint import Checkpoints
 from fedda.errors import InputError
 from fedda.files import read_rows, write_whole
 from fedda.simulate import Row
+
+if TYPE_CHECKING:
+    from fedda.checkpoint import Checkpoints
 
 IDENTITY = "federation.json"  # of the first round on; a run that had none may be set right
 
@@ -49,7 +51,7 @@ class Records:
         if directory is not None:
             directory.mkdir(parents=True, exist_ok=True)
             self._check_identity(directory / IDENTITY)
-            self.checkpoints = Checkpoints(directory / "checkpoints")
+            self.checkpoints = _checkpoints(directory / "checkpoints")
 
     def __enter__(self) -> "Records":
         return self
@@ -105,3 +107,10 @@ class Records:
     def finish(self, summary: Mapping[str, Any]) -> None:
         if self.directory is not None:
             write_whole(self.directory / "summary.json", json.dumps(summary, indent=2) + "\n")
+
+
+def _checkpoints(directory: Path) -> "Checkpoints":
+    """Loads Orbax, for which clients, a process for each message, have no use."""
+    from fedda.checkpoint import Checkpoints
+
+    return Checkpoints(directory)
