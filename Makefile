@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
+# Python compiles what is imported, and most of what is installed never is.
+INSTALL = pip install --quiet --disable-pip-version-check --no-compile
 
 .PHONY: demo test test-slow test-floor test-peers torch lint format lock clean
 
@@ -25,7 +27,7 @@ test-peers:  ## Equality with FedJAX and Flower, in an environment of its own
 	FEDDA_PEERS=1 .venv-peers/bin/pytest -n auto -W default tests/peers
 
 torch: $(VENV)/ready  ## An oracle of the tests that is too large for the lock; without it they skip
-	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/$(INSTALL) torch==2.13.0
 
 lint: torch  ## Types of the PyTorch client, too
 	$(BIN)/ruff format --check .
@@ -40,13 +42,13 @@ LOCK ?= requirements.lock
 $(VENV)/ready: $(LOCK) pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedda needs Python 3.11 or newer; say make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r $(LOCK)
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
+	$(BIN)/$(INSTALL) --require-hashes -r $(LOCK)
+	$(BIN)/$(INSTALL) --no-build-isolation --no-deps -e .
 	touch $@
 
 lock: $(VENV)/ready  ## Resolve the newest versions anew, and the oldest that are supported
 	$(PYTHON) -m venv .venv-lock
-	.venv-lock/bin/pip install --quiet --disable-pip-version-check uv
+	.venv-lock/bin/$(INSTALL) uv
 	.venv-lock/bin/uv pip compile $(RESOLVE) -o requirements.lock
 	.venv-lock/bin/uv pip compile $(RESOLVE) --resolution lowest-direct \
 	    -o requirements-floor.lock
