@@ -157,13 +157,12 @@ def test_the_app_is_built(tmp_path: Path):
     assert packed == {path.name for path in (EXAMPLE / "flower_digits").glob("*.py")}
 
 
-def test_a_client_imports_no_more_than_it_needs():
-    """It is a process for each message. Orbax is the server's, and scikit-learn has the digits."""
-    check = "import sys, flower_digits.client_app as client; client.share(0, 3); "
-    check += "print({'orbax', 'scipy', 'sklearn'} & sys.modules.keys())"
+def test_a_client_does_not_import_what_the_server_keeps_its_run_with():
+    """It is a process for each message, and Orbax takes long to import."""
+    check = "import sys, flower_digits.client_app; print('orbax' in sys.modules)"
     command = [sys.executable, "-c", check]
     done = subprocess.run(command, cwd=EXAMPLE, capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"
+    assert done.stdout == "False\n"
 
 
 @pytest.mark.parametrize(

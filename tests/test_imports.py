@@ -19,6 +19,7 @@ MAY_IMPORT = {
     "files": "",
     "free_memory": "",
     "inputs": "errors",
+    "interrupts": "",
     "losses": "errors",
     "terminal": "",
     "tree": "",
@@ -45,7 +46,7 @@ MAY_IMPORT = {
     "continued": "errors memory simulate tree",
     "api": "algorithms cohort continued core data.feed data.shards devices errors models "
     "own_algorithm own_problem simulate task together tree",
-    "checkpoint": "free_memory tree",
+    "checkpoint": "free_memory interrupts tree",
     "config": "algorithms errors",
     "flower": f"{ROUND} algorithms api checkpoint cohort files privacy simulate",
     "tasks": "config data errors inputs losses models task",
@@ -59,7 +60,7 @@ MAY_IMPORT = {
         "algorithms api checkpoint config errors experiment files free_memory page results "
         "simulate tasks together tree"
     ),
-    "reproduce": "config errors experiment paper tasks",
+    "reproduce": "config errors experiment interrupts paper tasks",
     "reproduce_cli": "config errors paper reproduce terminal",
     "sweep": "algorithms api config errors experiment files results simulate together",
     "tracking": "errors",

@@ -5,10 +5,6 @@ A checkpoint holds the run's pytree and a small dictionary of plain numbers.
 
 import logging
 import shutil
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,27 +12,11 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from fedda import free_memory
+from fedda import free_memory, interrupts
 from fedda.tree import PyTree
 
 KEPT = 3  # more than one, so that a damaged file costs some rounds and not the run
 COPIES = 3  # on the host while a checkpoint is made: of JAX, if it is on a device; ours; of Orbax
-
-
-@contextmanager
-def _interrupted_later() -> Iterator[None]:
-    """Holds Ctrl-C back until a save is whole: Orbax's threads would report it as an error."""
-    if threading.current_thread() is not threading.main_thread():  # it gets no signals
-        yield
-        return
-    held: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: held.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if held:
-        raise KeyboardInterrupt
 
 
 class Checkpoint(NamedTuple):
@@ -67,7 +47,7 @@ class Checkpoints:
 
         If there is no room for it, why it was not saved: a full disk or memory would end the run.
         """
-        with _interrupted_later():
+        with interrupts.held_back():  # Orbax's threads would report Ctrl-C as an error
             self.wait()  # then the copies of the checkpoint before are gone
             if why := self._no_room(run):
                 return f"no checkpoint of round {round_number}: {why}"

@@ -16,10 +16,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fedda import experiment, tasks
+from fedda import experiment, interrupts, tasks
 from fedda.config import Config
 from fedda.errors import InputError
-from fedda.paper import batches, cells, interrupts, tables, training
+from fedda.paper import batches, cells, tables, training
 from fedda.paper.cells import Cell, Damaged
 from fedda.paper.claims import Claims
 from fedda.paper.experiments import Entry, Experiment
@@ -252,6 +252,9 @@ class _Filler:
                         config = dataclasses.replace(config, checkpoint_every=1)
                     training.alone(config, self.folder, names[0], self.tell, self.is_over)
                 else:
+                    # They are kept at their next evaluation. The device is done with the rounds
+                    # before it when Python hears a signal, as a rule: to wait for it takes little
+                    # longer than to throw those rounds away.
                     with interrupts.held_back() as interrupted:
                         training.several(
                             runs,

@@ -1,8 +1,4 @@
-"""Ctrl-C and SIGTERM while runs are trained together: they are kept at an evaluation, not before.
-
-The device is done with the rounds before an evaluation when Python hears a signal, as a rule: so it
-takes little longer to wait for that evaluation than to throw those rounds away.
-"""
+"""Ctrl-C and SIGTERM that wait until something is whole."""
 
 import signal
 import threading
