@@ -82,7 +82,8 @@ def test_every_task_trains(task, parameters, metric, tmp_path):
 
 def test_the_whole_test_set_is_evaluated_at_the_end(tmp_path, monkeypatch):
     """With the numbers that its evaluation in one piece gives; and not if it was that already."""
-    resolved = config.resolve(config.parse(["task=stackoverflow", "validation=test", *SMALL]))
+    words = ["task=stackoverflow", "validation=test", "vocabulary=100", "tags=50", *SMALL]
+    resolved = config.resolve(config.parse(words))
     small = experiment.run(resolved, tmp_path / "small").summary
     assert "whole_test_set" not in small
     monkeypatch.setattr(stackoverflow, "VALIDATION", 18)  # of 19
