@@ -16,6 +16,8 @@ import pytest
 pytest.importorskip("flwr", reason="the extra fedda[flower] is not installed")
 from test_flower_deployment import COMMANDS, EXAMPLE, PAGE, federation, soon, summary
 
+pytestmark = pytest.mark.usefixtures("in_quick_processes")
+
 
 def alive(pid: int) -> bool:
     state = Path(f"/proc/{pid}/stat")
@@ -102,7 +104,6 @@ def test_the_page_by_hand(tmp_path: Path):
             "FLWR_HOME": str(tmp_path / "home"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "XLA_FLAGS": "",
             "COLUMNS": "200",
         },
         capture_output=True,
