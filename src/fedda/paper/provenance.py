@@ -1,5 +1,6 @@
 """Where the numbers of a results folder are from: devices, versions, dates, commits, data."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -39,7 +40,7 @@ def _facts(own: Sequence[Cell]) -> list[tuple[str, str]]:
 
     contents = [one.content for one in own]
     dates = sorted(each["date"] for each in contents)
-    hours = sum(each["seconds"]["total"] for each in contents) / 3600
+    hours = math.fsum(each["seconds"]["total"] for each in contents) / 3600
     return [
         ("device", every(_device(each) for each in contents)),
         ("precision", every(one.config.precision for one in own)),

@@ -1,6 +1,7 @@
 """What the measurements say about the paper's claims: verdicts by fixed rules, from the record."""
 
 from collections.abc import Iterable, Sequence
+from statistics import fmean  # exact: a page must not depend on the order or version of a sum
 from typing import Any, NamedTuple
 
 from fedda.theory import ratios
@@ -62,7 +63,7 @@ def average(rows: list[dict[str, Any]], key: str) -> list[float]:
     The problems are the same in many settings. So the mean of the bounds is taken: it is right if
     settings err together, and too wide if not.
     """
-    return [sum(bounds) / len(rows) for bounds in zip(*(row[key] for row in rows), strict=True)]
+    return [fmean(bounds) for bounds in zip(*(row[key] for row in rows), strict=True)]
 
 
 def nearer_by_steps(rows: list[dict[str, Any]]) -> str:
@@ -188,7 +189,7 @@ def _f3_local(deviation: dict[str, Any]) -> Claim:
         "F3 local",
         "Local momentum strays exponentially, unlike FedDA's",
         f"the same bound of t² holds for it, at most {ratio:.1e} of it; for t <= 20 a power of t "
-        f"fits better than an exponential in {percent(sum(powers) / len(powers))} of problems; "
+        f"fits better than an exponential in {percent(fmean(powers))} of problems; "
         f"still growing after the time {LONG:g}: {_listed(growing)}; FedDA's: {_listed(both)}",
         _verdict(ratio > 1, bool(growing - both)),
     )

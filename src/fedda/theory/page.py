@@ -1,5 +1,6 @@
 """A page that says what the record means; every number is from the record."""
 
+from statistics import fmean
 from textwrap import fill
 from typing import Any
 
@@ -165,7 +166,7 @@ def _early(found: dict[str, Any]) -> str:
     usual = select(found["deviation"]["grid"], beta=0.9)
     slow = select(usual, eta=least)
     local, decoupled = (
-        percent(sum(row[f"{name} is a power"] for row in usual) / len(usual))
+        percent(fmean(row[f"{name} is a power"] for row in usual))
         for name in ("local", "decoupled")
     )
     return (
