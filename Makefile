@@ -3,7 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 # Python compiles what is imported, and most of what is installed never is.
-INSTALL = pip install --quiet --disable-pip-version-check --no-compile
+INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --no-compile
+# What pip says is shown if it fails.
+quietly = $(1) >$(VENV)/pip.log 2>&1 || { cat $(VENV)/pip.log >&2; exit 1; }
 
 .PHONY: demo test test-slow test-floor test-peers torch lint format lock clean
 
@@ -23,11 +25,11 @@ test-floor:  ## The numerical tests with the oldest supported JAX, in an environ
 	    tests/test_oracles.py tests/test_exactness.py tests/test_contract.py tests/test_models.py
 
 test-peers:  ## Equality with FedJAX and Flower, in an environment of its own
-	$(MAKE) VENV=.venv-peers LOCK=tests/peers/requirements.txt .venv-peers/ready
+	$(MAKE) VENV=.venv-peers LOCK=tests/peers/requirements.txt EXTRAS=flower .venv-peers/ready
 	FEDDA_PEERS=1 .venv-peers/bin/pytest -n auto -W default tests/peers
 
 torch: $(VENV)/ready  ## An oracle of the tests that is too large for the lock; without it they skip
-	$(BIN)/$(INSTALL) torch==2.13.0
+	$(call quietly,$(INSTALL) torch==2.13.0)
 
 lint: torch  ## Types of the PyTorch client, too
 	$(BIN)/ruff format --check .
@@ -38,17 +40,22 @@ format: $(VENV)/ready
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# Without pip's resolver: older versions of pip, that of Python 3.11 among them, refuse a pin of a
+# package that is also asked for with extras once a newer release is out. What was installed is
+# checked instead.
 LOCK ?= requirements.lock
+EXTRAS ?= dev report flower privacy
 $(VENV)/ready: $(LOCK) pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedda needs Python 3.11 or newer; say make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/$(INSTALL) --require-hashes -r $(LOCK)
-	$(BIN)/$(INSTALL) --no-build-isolation --no-deps -e .
+	$(call quietly,$(INSTALL) --no-deps --require-hashes -r $(LOCK))
+	$(call quietly,$(INSTALL) --no-deps --no-build-isolation -e .)
+	$(BIN)/python tools/check_environment.py $(EXTRAS)
 	touch $@
 
 lock: $(VENV)/ready  ## Resolve the newest versions anew, and the oldest that are supported
 	$(PYTHON) -m venv .venv-lock
-	.venv-lock/bin/$(INSTALL) uv
+	.venv-lock/bin/python -m pip install --quiet uv
 	.venv-lock/bin/uv pip compile $(RESOLVE) -o requirements.lock
 	.venv-lock/bin/uv pip compile $(RESOLVE) --resolution lowest-direct \
 	    -o requirements-floor.lock
