@@ -113,7 +113,7 @@ def drawn(*, seed, rounds, cohort, local_work, local_unit, stabilise=0, reductio
     """For every round, for every client of its cohort: N_i and its batches `(x, y, factor)`.
 
     The gradient of a batch is `factor` times that of its mean loss: 1 or, under the reduction
-    `sum`, its number of examples, and B for a full batch (A.5).
+    `sum`, its number of examples, but at most B, for a full batch too (A.5).
     """
     plan = Plan(BATCH, local_work, local_unit)
     result = []
@@ -124,7 +124,7 @@ def drawn(*, seed, rounds, cohort, local_work, local_unit, stabilise=0, reductio
             if len(x) == 0:
                 batches = []
             elif r >= rounds - stabilise:
-                batches = [(x, y, BATCH if reduction == "sum" else 1)]
+                batches = [(x, y, min(BATCH, len(x)) if reduction == "sum" else 1)]
             else:
                 rows = _drawn_rows(plan, seed, r, i)
                 batches = [(x[k], y[k], len(k) if reduction == "sum" else 1) for k in rows]

@@ -85,7 +85,7 @@ def test_the_floor_takes_the_gradient_that_a_client_takes():
     rows = jnp.arange(BATCH)[None]
     key = random.key(0)
     params = case.model.init(key)
-    batch = Batch(shard, rows, jnp.ones((1, BATCH), bool), key, whole=False)
+    batch = Batch(shard, rows, jnp.ones((1, BATCH), bool), key)
     expected, _ = jax.jit(Task(case.model, case.loss, Plan(BATCH)).gradient)(params, batch)
     got = jax.jit(partial(bench.central_gradient, case))(params, *shard.rows(rows[0]), key)
     assert tree.size(got) == FEATURES * CLASSES + CLASSES

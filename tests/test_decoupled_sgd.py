@@ -266,7 +266,7 @@ def test_a_state_dict_in_the_middle_of_a_round():
     assert_equal_modules(module, again)
     one, other = (reply["upload"] for reply in replies)
     assert {name: one[name].data for name in one} == {name: other[name].data for name in other}
-    assert one["sum/steps"].numpy() == 3 * 4
+    assert one["sum/steps/value"].numpy() == 3 * 4
 
 
 def compiled_rounds(backend):
@@ -421,7 +421,7 @@ def test_a_pytorch_client_uploads_what_a_jax_client_does(name, options, mu, doub
         assert apart(jaxs.state.params, model.init(random.key(0))) > 0.1  # ... and they train
 
 
-def test_bfloat16_travels_as_it_is():
+def test_bfloat16_comes_down_as_it_is_and_goes_up_in_the_precision_of_sums():
     module = network(torch.bfloat16)
     side = Side("fedda-sgdm", HYPER["fedda-sgdm"], fedda.torch.model(module))
     side.state = side.state._replace(momentum=tree.scale(0.5, side.state.params))
@@ -433,10 +433,11 @@ def test_bfloat16_travels_as_it_is():
     order = begin_round(side.content(), other, optimizer)
     assert_equal_modules(module, other)
     reply = end_round(order, context(), other, optimizer, 1, 0.0, 0)
-    like = {"gradients": side.state.params, "momentum": side.state.momentum}
+    wide = tree.widen(side.state)
+    like = {"gradients": wide.params, "momentum": wide.momentum}
     upload = wire.unpack(reply["upload"], {"sum": like, "weight": jnp.ones(())})["sum"]
-    assert upload["momentum"]["0.weight"].dtype == jnp.bfloat16
-    for name, m in side.state.momentum.items():
+    assert upload["momentum"]["0.weight"].dtype == jnp.result_type(float)
+    for name, m in wide.momentum.items():
         np.testing.assert_array_equal(upload["momentum"][name], m)
 
 
@@ -588,18 +589,24 @@ def test_a_compiled_module_has_the_names_of_the_module():
     assert "0.weight" in names
 
 
+def quantised():
+    module = torch.nn.Module()
+    module.weight = torch.nn.Parameter(torch.zeros(3, dtype=torch.int8), requires_grad=False)
+    return module
+
+
 @pytest.mark.parametrize(
     ("module", "words"),
     [
         (lambda: F.tanh, "must be a torch.nn.Module, got"),
         (lambda: torch.nn.Tanh(), "must have parameters, got none"),
-        (lambda: network(torch.float16), r"got torch.float16 in 0.weight. .* module.float\(\)"),
+        (quantised, r"got torch.int8 in weight. .* module.float\(\)"),
         (
             lambda: torch.nn.Sequential(network(), torch.nn.BatchNorm1d(2)),
             "BatchNorm1d '1' keeps running statistics, .* such as GroupNorm",
         ),
     ],
-    ids=["function", "none", "float16", "BatchNorm"],
+    ids=["function", "none", "integers", "BatchNorm"],
 )
 def test_modules_that_are_refused(module, words):
     with pytest.raises(InputError, match=words):
@@ -643,7 +650,7 @@ def ask(app, content, number=0, kind="train"):
 def steps_of(reply):
     """The number of steps that a client took; its upload says that with the option bias=steps."""
     upload = reply["upload"]
-    return float(upload["sum/steps"].numpy() / upload["weight"].numpy())
+    return float(upload["sum/steps/value"].numpy() / upload["weight"].numpy())
 
 
 def counting():

@@ -52,11 +52,14 @@ def top(v, delta):
 
 def fedlin(
     rounds, x, *, client_lr, server_lr=1.0, rate="step", same_batch="no", server_delta=1.0,
-    client_delta=1.0, server_topk="on", client_topk="on",
+    client_delta=1.0, server_topk="on", client_topk="on", share=lambda gradient: 1.0,
     # What follows is right as it stands; other values are mistakes.
     feedback=True, sign=1, corrected_by=lambda h, own: own, stale=False,
 ):  # fmt: skip
-    """B.3, line by line; a visit is (client, N_i, its mini-batches' gradients, the full one)."""
+    """B.3, line by line; a visit is (client, N_i, its mini-batches' gradients, the full one).
+
+    `share` is the part of a mini-batch that a gradient is of, under the reduction `sum`.
+    """
     e, rho, points, old = 0 * x, {}, [x], {}
     for visits in rounds:
         total = sum(N for _, N, _, _ in visits)
@@ -78,8 +81,8 @@ def fedlin(
                 own, old[i] = old.get(i, own), own
             for gradient in gradients:
                 eta = client_lr if rate == "step" else client_lr / tau
-                at_x = own if same_batch == "no" else gradient(x)
-                y = y - eta * (gradient(y) - sign * (at_x - g))
+                at_x = share(gradient) * own if same_batch == "no" else gradient(x)
+                y = y - eta * (gradient(y) - sign * (at_x - share(gradient) * g))
             move = move + N / total * (y - x)
         x = x + server_lr * move
         points.append(x)
@@ -88,6 +91,12 @@ def fedlin(
 
 def batch_gradient(x, labels, factor, W):
     return factor * mean_gradient(W, x, labels)
+
+
+def part_of_a_batch(gradient):
+    """Under the reduction `sum`: b / B."""
+    _, _, factor = gradient.args
+    return factor / BATCH
 
 
 @lru_cache
@@ -116,10 +125,11 @@ def regression_rounds(
         for i in draw_cohort(SEED, r, len(SIZES), cohort).tolist():
             x, y = CLASSIFIED[i]
             full = partial(batch_gradient, x, y, BATCH if reduction == "sum" else 1)
+            step = partial(batch_gradient, x, y, min(BATCH, len(x)) if reduction == "sum" else 1)
             if len(x) == 0:
                 gradients = []
             elif r >= rounds - stabilise:
-                gradients = [full]
+                gradients = [step]
             else:
                 gradients = [
                     partial(batch_gradient, x[k], y[k], len(k) if reduction == "sum" else 1)
@@ -155,14 +165,17 @@ def near(one, other):
 
 # ------------------------------------------------------------------------- the equations
 
+SUMS = EPOCHS | {"reduction": "sum"}  # with short batches
 LATE = STEPS | {"stabilise": 2, "reduction": "sum"}  # sums of losses, at last of all examples
 CASES = {
     "epochs": ({}, EPOCHS),
     "epochs-total": ({"rate": "total"}, EPOCHS),
     "epochs-both": (SERVER | CLIENT, EPOCHS),
     "epochs-same": ({"same_batch": "yes"}, EPOCHS),
-    "sums": (SERVER, LATE),
-    "sums-total-same": ({"rate": "total", "same_batch": "yes"} | CLIENT, LATE),
+    "sums": ({}, SUMS),
+    "sums-same": ({"same_batch": "yes"}, SUMS),
+    "late-sums": (SERVER, LATE),
+    "late-sums-total-same": ({"rate": "total", "same_batch": "yes"} | CLIENT, LATE),
 }
 
 
@@ -172,7 +185,8 @@ def test_reference(case):
     options, work = CASES[case]
     rates = RATES if work is EPOCHS else RATES | {"client_lr": 0.04}
     run = regression(**rates, **options, **work)
-    x, g, e, rho, _ = fedlin(regression_rounds(**work), W0, **rates, **options)
+    share = {"share": part_of_a_batch} if "reduction" in work else {}
+    x, g, e, rho, _ = fedlin(regression_rounds(**work), W0, **rates, **options, **share)
     near(matrix(run.state.params), x)
     near(matrix(run.state.gradient), g)
     if "server_topk" in options:

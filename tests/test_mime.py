@@ -97,8 +97,13 @@ def mean_of_batch_means(W, x, y):
     return np.mean([mean_gradient(W, x[k : k + BATCH], y[k : k + BATCH]) for k in parts], 0)
 
 
-def reference(name, draws, W, hp, denominator="fresh", mistake=None):
-    """Both algorithms; `mistake` is one of the errors that are made with them."""
+def reference(name, draws, W, hp, denominator="fresh", mistake=None, reduction="mean"):
+    """Both algorithms; `mistake` is one of the errors that are made with them.
+
+    Under the reduction `sum` a batch of b examples has b times the mean gradient, and c is that of
+    a whole mini-batch, of which a step takes b / B.
+    """
+    sums = reduction == "sum"
     method, base = name.split("-")
     m, v, train_losses = 0 * W, 0 * W, []
     whole = mean_of_batch_means if mistake == "mean of batch means" else mean_gradient
@@ -110,14 +115,17 @@ def reference(name, draws, W, hp, denominator="fresh", mistake=None):
             c = sum(whole(W, x, y) / len(visits) for x, y, _ in visits)
         else:
             c = sum(p * whole(W, x, y) for p, (x, y, _) in zip(shares, visits, strict=True))
+        c = BATCH * c if sums else c
         moved, c_at_the_end, losses = 0 * W, 0 * W, []
         for p, (x, y, batches) in zip(shares, visits, strict=True):
             w, own_m, own_v = W, m, v
             for bx, by in batches:
                 losses.extend(losses_of(w, bx, by))
-                d = mean_gradient(w, bx, by)
+                b = len(bx) if sums else 1
+                d = b * mean_gradient(w, bx, by)
                 if method == "mime":
-                    d = d - mean_gradient(w if mistake == "no correction" else W, bx, by) + c
+                    start = w if mistake == "no correction" else W
+                    d = d - b * mean_gradient(start, bx, by) + (b / BATCH if sums else 1) * c
                 step = direction(base, hp, d, own_m, own_v, r, denominator)
                 if mistake == "moving statistics":
                     own_m, own_v = statistics(base, hp, d, own_m, own_v)
@@ -192,7 +200,10 @@ def test_the_draws_hold_what_the_comparisons_are_for():
 def check(name, denominator, work):
     result = run(name, settings_of(name, denominator), **work)
     hp = HYPER[name.split("-")[1]]
-    W, m, v, losses = reference(name, draws_of(name, work), W0, hp, denominator)
+    reduction = work.get("reduction", "mean")
+    plan = {key: work[key] for key in ("local_work", "local_unit")}
+    draws = draws_of(name, plan)
+    W, m, v, losses = reference(name, draws, W0, hp, denominator, reduction=reduction)
     close(matrix(result.params), W)
     found = result.state.statistics
     for tree, expected in ((found.momentum, m), (found.second, v)):
@@ -206,6 +217,13 @@ def check(name, denominator, work):
 @pytest.mark.parametrize(("name", "denominator"), ALL)
 def test_epochs(name, denominator):
     check(name, denominator, EPOCHS)
+
+
+@pytest.mark.parametrize("name", ["mime-sgdm", "mime-adam", "mimelite-sgdm"])
+def test_sums_with_short_batches(name, monkeypatch):
+    base = name.split("-")[1]
+    monkeypatch.setitem(HYPER, base, HYPER[base] | {"client_lr": 0.05})
+    check(name, "fresh", EPOCHS | {"reduction": "sum"})
 
 
 @pytest.mark.parametrize(("name", "denominator"), ALL[::4])  # MimeLite and Mime, all three bases

@@ -227,7 +227,7 @@ def test_a_round_in_which_nobody_has_examples_never_happened():
 
 
 def test_a_full_batch_keeps_the_scale_of_a_mini_batch_whatever_the_largest_client():
-    """A.5 under `sum`: B times the mean, also where every client's data fit in one batch."""
+    """A.5 under `sum`: min(B, N) times the mean, whether or not another client is larger."""
     x, y = CLASSIFIED[3]
     plan = fedda.task.Plan(BATCH, unit="full")
     task = fedda.task.Task(softmax, fedda.losses.cross_entropy, plan, reduction="sum")
@@ -235,7 +235,7 @@ def test_a_full_batch_keeps_the_scale_of_a_mini_batch_whatever_the_largest_clien
         shard = from_clients([(x[:3], y[:3]), *others]).shard(0)
         batches = task.batches(shard, jax.random.key(0))
         gradient, _ = jax.jit(task.gradient)(softmax.init(None), batches.at(0))
-        expected = BATCH * mean_gradient(W0, x[:3], y[:3])
+        expected = 3 * mean_gradient(W0, x[:3], y[:3])
         np.testing.assert_allclose(matrix(gradient), expected, **TOLERANCE)
 
 

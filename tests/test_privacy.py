@@ -15,13 +15,14 @@ from jax import random
 from scipy import optimize, stats
 
 import fedda
-from fedda import algorithms, api, codecs, privacy
+from fedda import algorithms, api, codecs, privacy, tree
 from fedda.core import Phase, Seen
 from fedda.data.shards import from_clients
 from fedda.errors import InputError
-from fedda.local import Weighted
+from fedda.local import Weighted, without_counters
 from fedda.losses import squared_error
 from fedda.task import Plan, Task
+from variants import VARIANTS
 
 RARE = 1e-6
 FEDAVG, FEDDA = algorithms.get("fedavg"), algorithms.get("fedda-sgdm")
@@ -265,6 +266,64 @@ def test_what_is_private_by_itself_may_be_compressed():
 def test_settings_are_checked(settings, words):
     with pytest.raises(InputError, match=words):
         privacy.private(FEDAVG, **({"clip": 1.0, "noise": 1.0} | settings))
+
+
+# --------------------------------------------------------------------------------------- counters
+
+SLOPE = np.full(3, 0.002)  # every gradient: so small that no upload is longer than the clip
+
+
+def slope_run(algorithm):
+    """Ten rounds of five steps each, with constant gradients."""
+    model = fedda.Model(lambda key: jnp.zeros(3), lambda w, x: x @ w)
+    found = [(np.stack([SLOPE] * 4), np.zeros(4))] * 3
+    values = {"client_lr": 0.01} if "client_lr" in algorithm.Hyper._fields else {}
+    return fedda.run(
+        algorithm, model, found, lambda outputs, y: outputs, rounds=10, cohort=3, batch=4,
+        local_work=5, **values,
+    )  # fmt: skip
+
+
+def with_counters():
+    """Every variant that can be private; those whose uploads hold no counters are slow tests."""
+    for variant in VARIANTS:
+        algorithm = variant.algorithm
+        try:
+            privacy.private(algorithm, 1.0, 0.0)
+        except InputError:
+            continue
+        (upload,) = codecs._uploads(algorithm, algorithm.Hyper(), jnp.zeros(3))
+        counts = tree.size(upload) > tree.size(without_counters(upload))
+        yield pytest.param(variant, marks=[] if counts else [pytest.mark.slow])
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("variant", list(with_counters()), ids=str)
+def test_what_counts_work_is_neither_clipped_nor_noisy(variant):
+    """Five local steps, and beta1^5 = 0.59, are above the clip; what is learnt is far below it.
+
+    So clipping changes nothing, as all clients weigh the same. When counters were clipped, too,
+    FedDA+SGDM with sends=model came to a fifth of this, and FedDA+Adam with bias=steps to another
+    sign.
+    """
+    algorithm, clip = variant.algorithm, 0.1
+    plain = slope_run(algorithm)
+    assert np.abs(plain.params).max() > 1e-5
+    for guarded in (privacy.private(algorithm, clip, 0.0), privacy.bounded(algorithm, clip)):
+        assert_near(slope_run(guarded).state, plain.state, 1e-15)
+
+
+@pytest.mark.usefixtures("x64")
+def test_noise_spares_counters():
+    """With clients that all take 2 steps, the mean of the noisy uploads still says 2."""
+    for name, options in (("fedda-adam", {"bias": "steps"}), ("stem", {}), ("mfl-adam", {})):
+        algorithm = privacy.private(algorithms.get(name, **options), 1.0, 5.0, len(COUNTS))
+        for upload in uploads(algorithm, clients()):
+            assert upload.weight == 1
+            steps = upload.sum.steps.value
+            assert steps == (1 if name == "stem" else 2)  # STEM's first round has one step
+        noisy = upload.sum.moved if name == "stem" else upload.sum[0]
+        assert np.linalg.norm(flat(noisy)) > 1  # the noise is there
 
 
 # -------------------------------------------------------------------------------------- bounded

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import fedda
-from fedda import api, simulate
+from fedda import algorithms, api, simulate
 from fedda.cohort import draw_cohort
 from fedda.losses import cross_entropy
 from problems import BATCH, CLASSIFIED, SIZES, W0, drawn, losses_of, matrix, mean_gradient, softmax
@@ -34,12 +34,18 @@ TOLERANCE = {"rtol": 1e-12, "atol": 1e-13}
 
 def scaffold(
     rounds, x, num_clients, *, client_lr, server_lr, control="II", weighting="examples",
+    share=lambda gradient: 1.0,
     # What follows is right as it stands; other values are mistakes of others.
-    sign=1, first_c=0.0, divide_by=len, forget=False, divisor_of_c=None, at_the_end=False,
+    sign=1, first_c=0.0, divide_by=None, forget=False, divisor_of_c=None, at_the_end=False,
+    plain_c=False,
 ):  # fmt: skip
-    """B.2, line by line; a visit is (client, N_i, its mini-batches' gradients, the full one)."""
-    c = 0 * x + first_c
-    controls = {}
+    """B.2, line by line; a visit is (client, N_i, its mini-batches' gradients, the full one).
+
+    Returns x, the mean of w_i c_i over all clients, c, and the c_i; w_i is a client's weight.
+    `share` is the part of a mini-batch that a gradient is of, under the reduction `sum`.
+    """
+    sum_c, c = 0 * x + first_c, 0 * x + first_c
+    controls, weight_so_far, uploads = {}, 0.0, 0
     for visits in rounds:
         weights = {i: N if weighting == "examples" else float(N > 0) for i, N, _, _ in visits}
         dx, dc = 0 * x, 0 * x
@@ -49,19 +55,23 @@ def scaffold(
             c_i = controls.get(i, 0 * x + first_c)
             y = x
             for g in gradients:
-                y = y - client_lr * (g(y) + sign * (c - c_i))
+                y = y - client_lr * (g(y) + sign * share(g) * (c - c_i))
             if at_the_end:
                 c_new = full(y)
             elif control == "I":
                 c_new = full(x)
             else:
-                c_new = c_i - c + (x - y) / (divide_by(gradients) * client_lr)
+                steps = divide_by or sum(map(share, gradients))
+                c_new = c_i - c + (x - y) / (steps * client_lr)
             dx = dx + weights[i] / sum(weights.values()) * (y - x)
-            dc = dc + (c_new - c_i)
+            dc = dc + (1 if plain_c else weights[i]) * (c_new - c_i)
+            uploads += 1
             if not forget:
                 controls[i] = c_new
-        x, c = x + server_lr * dx, c + dc / (divisor_of_c or num_clients)
-    return x, c, controls
+        weight_so_far += sum(weights.values())
+        x, sum_c = x + server_lr * dx, sum_c + dc / (divisor_of_c or num_clients)
+        c = sum_c if plain_c else sum_c / (weight_so_far / uploads)
+    return x, sum_c, c, controls
 
 
 def regression_rounds(**work):
@@ -69,14 +79,14 @@ def regression_rounds(**work):
     rounds = []
     for r, visits in enumerate(drawn(**work)):
         cohort = draw_cohort(work["seed"], r, len(SIZES), work["cohort"]).tolist()
-        sum_of_losses = work.get("reduction") == "sum"
+        factor = BATCH if work.get("reduction") == "sum" else 1
         rounds.append(
             [
                 (
                     i,
                     N,
                     [partial(batch_gradient, *batch) for batch in batches],
-                    partial(batch_gradient, *CLASSIFIED[i], BATCH if sum_of_losses else 1),
+                    partial(batch_gradient, *CLASSIFIED[i], factor),
                 )
                 for i, (N, batches) in zip(cohort, visits, strict=True)
             ]
@@ -86,6 +96,12 @@ def regression_rounds(**work):
 
 def batch_gradient(x, labels, factor, W):
     return factor * mean_gradient(W, x, labels)
+
+
+def part_of_a_batch(gradient):
+    """Under the reduction `sum`: b / B."""
+    _, _, factor = gradient.args
+    return factor / BATCH
 
 
 def train(name, *problem, seed=SEED, **settings):
@@ -107,6 +123,7 @@ def apart(one, other):
 # ------------------------------------------------------------------------- the equations
 
 
+SUMS = EPOCHS | {"reduction": "sum"}  # with short batches
 LATE = STEPS | {"stabilise": 2, "reduction": "sum"}  # sums of losses, at last of all examples
 
 
@@ -117,26 +134,45 @@ LATE = STEPS | {"stabilise": 2, "reduction": "sum"}  # sums of losses, at last o
         ("I", "uniform", EPOCHS),
         ("II", "uniform", LATE),
         ("I", "examples", LATE),
+        ("II", "examples", SUMS),
+        ("I", "examples", SUMS),
     ],
-    ids=["II-examples-epochs", "I-uniform-epochs", "II-uniform-sums", "I-examples-sums"],
+    ids=[
+        "II-examples-epochs",
+        "I-uniform-epochs",
+        "II-uniform-late-sums",
+        "I-examples-late-sums",
+        "II-examples-sums",
+        "I-examples-sums",
+    ],
 )
 def test_reference(control, weighting, work):
     """Server and clients, through visits of many, one and no examples and of unequal steps."""
     settings = RATES | {"control": control, "weighting": weighting}
-    if work is LATE:
+    share = {}
+    if "reduction" in work:
         settings["client_lr"] = 0.04
+        share = {"share": part_of_a_batch}
     run = regression(**settings, **work)
     rounds = regression_rounds(seed=SEED, rounds=ROUNDS, cohort=COHORT, **work)
-    x, c, controls = scaffold(rounds, W0, len(SIZES), **settings)
+    x, sum_c, c, controls = scaffold(rounds, W0, len(SIZES), **share, **settings)
     np.testing.assert_allclose(matrix(run.state.params), x, **TOLERANCE)
-    np.testing.assert_allclose(matrix(run.state.control), c, **TOLERANCE)
+    np.testing.assert_allclose(matrix(run.state.control), sum_c, **TOLERANCE)
+    np.testing.assert_allclose(matrix(sent(run).control), c, **TOLERANCE)
     for i in range(len(SIZES)):
         expected = controls.get(i, 0 * W0)
         np.testing.assert_allclose(of_client(run.memory, i), expected, **TOLERANCE)
     assert np.abs(c).max() > 0.1  # there was something to correct
-    # c is the mean of the c_i of all clients, also of those never visited: an invariant.
-    mean = sum(of_client(run.memory, i) for i in range(len(SIZES))) / len(SIZES)
+    # C is the mean of w_i c_i over all clients, also those never visited: an invariant.
+    weights = SIZES if weighting == "examples" else [1] * len(SIZES)
+    mean = sum(w * of_client(run.memory, i) for i, w in enumerate(weights)) / len(SIZES)
     np.testing.assert_allclose(matrix(run.state.control), mean, **TOLERANCE)
+
+
+def sent(run):
+    """What the server would send next."""
+    algorithm = algorithms.get("scaffold")
+    return algorithm.phases[0].send(algorithm.Hyper(), run.state)
 
 
 def test_the_draws_hold_what_the_comparison_is_for():
@@ -186,7 +222,7 @@ def test_option_ii_keeps_the_mean_of_the_gradients_of_the_steps():
                 y = y - RATES["client_lr"] * (seen[-1] - own[i] + c)
             expected = np.mean(seen, axis=0) if N else 0 * W0
             np.testing.assert_allclose(of_client(run.memory, i), expected, **TOLERANCE)
-        x, c = map(matrix, run.state)
+        x, c = map(matrix, sent(run))
         own = [of_client(run.memory, i) for i in range(len(SIZES))]
 
 
@@ -199,7 +235,7 @@ def of_client(memory, i):
 
 PAIR = Quadratics([[[1.0]], [[4.0]]], [[-1.0], [3.0]])
 FIVE = Quadratics(*five_clients())
-LOPSIDED = Quadratics([[[1.0]], [[4.0]]], [[-1.0], [3.0]], copies=(3, 1))
+LOPSIDED = Quadratics([[[1.0]], [[4.0]]], [[-1.0], [3.0]], copies=(4, 1))
 MANY = 300  # rounds: the slowest direction shrinks by 1 - 0.05 * 5 * 0.9, so by 1e-33
 
 
@@ -224,12 +260,35 @@ def test_it_finds_the_optimum_where_fedavg_does_not(problem, control):
     assert apart(rest, problem.optimum()) > 0.05
 
 
+@pytest.mark.parametrize("control", ["II", "I"])
 @pytest.mark.parametrize("weighting", ["examples", "uniform"])
-def test_it_rests_at_the_optimum_of_the_unweighted_mean(weighting):
-    """As c is unweighted. The optimum of the pooled examples is elsewhere."""
-    run = LOPSIDED.train("scaffold", MANY, weighting=weighting)
-    assert apart(run.state.params, LOPSIDED.optimum()) < 1e-12
-    assert apart(LOPSIDED.optimum(), LOPSIDED.optimum(LOPSIDED.copies)) > 0.5
+def test_it_rests_at_the_optimum_of_the_objective_that_its_weights_define(weighting, control):
+    """At rest y = W for all clients, so c_i = g_i(W) and c = 0: the weighted mean of the g_i is 0.
+
+    For N = (4, 1) the optimum of all examples is (4 * 1 * -1 + 1 * 4 * 3) / (4 * 1 + 1 * 4) = 1,
+    and that of the plain mean of the clients (1 * -1 + 4 * 3) / (1 + 4) = 2.2.
+    """
+    weights = LOPSIDED.copies if weighting == "examples" else (1, 1)
+    assert LOPSIDED.optimum(weights) == pytest.approx(1.0 if weighting == "examples" else 2.2)
+    run = LOPSIDED.train("scaffold", MANY, weighting=weighting, control=control)
+    assert apart(run.state.params, LOPSIDED.optimum(weights)) < 1e-12
+    assert apart(sent(run).control, 0) < 1e-12
+
+
+def test_a_plain_mean_of_control_variates_misses_the_optimum_by_more_than_fedavg():
+    """Moves weighted by N_i with a plain mean of the c_i, as this library once had it."""
+    rates = {"client_lr": 0.05, "server_lr": 1.0}
+    mixed, *_ = scaffold(LOPSIDED.rounds(MANY, 5), np.zeros(1), 2, plain_c=True, **rates)
+    best = LOPSIDED.optimum(LOPSIDED.copies)
+    assert apart(mixed, 2.2) < 1e-12
+    assert apart(mixed, best) > apart(LOPSIDED.where_fedavg_rests(0.05, 5), best) > 0
+
+
+def test_it_reaches_the_optimum_when_only_some_clients_take_part():
+    """The divisor of c is then an estimate, which changes how it gets there and not where."""
+    problem = Quadratics(*five_clients(), copies=(4, 1, 2, 7, 1))
+    run = problem.train("scaffold", 3000, cohort=2)
+    assert apart(run.state.params, problem.optimum(problem.copies)) < 1e-10
 
 
 # ------------------------------------------------------------------------------ limits
@@ -268,17 +327,18 @@ def test_the_first_round_is_fedavgs_and_no_other():
     [
         pytest.param({"sign": -1}, id="flipped sign"),
         pytest.param({"first_c": W0}, id="variates begin as the model"),
-        pytest.param({"divide_by": lambda _: EPOCHS["local_work"]}, id="epochs for steps"),
+        pytest.param({"divide_by": EPOCHS["local_work"]}, id="epochs for steps"),
         pytest.param({"forget": True}, id="c_i forgotten after the visit"),
         pytest.param({"divisor_of_c": COHORT}, id="c by the cohort, not the population"),
         pytest.param({"at_the_end": True}, id="c_i from the last local point"),
         pytest.param({"weighting": "uniform"}, id="weights"),
+        pytest.param({"plain_c": True}, id="weighted moves, a plain mean of the c_i"),
     ],
 )
 def test_a_mistake_would_be_noticed(mistake):
     right = matrix(regression(**RATES, **EPOCHS).state.params)
     rounds = regression_rounds(seed=SEED, rounds=ROUNDS, cohort=COHORT, **EPOCHS)
-    wrong, _, _ = scaffold(rounds, W0, len(SIZES), **RATES, **mistake)
+    wrong, *_ = scaffold(rounds, W0, len(SIZES), **RATES, **mistake)
     assert apart(wrong, right) > 1e-3  # the tolerance is nine orders below
 
 
@@ -286,8 +346,8 @@ def test_a_mistake_would_be_noticed(mistake):
 def test_a_flipped_sign_is_seen_at_the_fixed_point(control):
     """Of the two clients: II explodes and I rests elsewhere; with the right sign both arrive."""
     settings = {"client_lr": 0.05, "server_lr": 1.0, "control": control}
-    right, _, _ = scaffold(PAIR.rounds(MANY, 5), np.zeros(1), 2, **settings)
-    wrong, _, _ = scaffold(PAIR.rounds(MANY, 5), np.zeros(1), 2, sign=-1, **settings)
+    right, *_ = scaffold(PAIR.rounds(MANY, 5), np.zeros(1), 2, **settings)
+    wrong, *_ = scaffold(PAIR.rounds(MANY, 5), np.zeros(1), 2, sign=-1, **settings)
     assert apart(right, 2.2) < 1e-12
     assert not apart(wrong, 2.2) < 0.1
     if control == "II":
@@ -319,6 +379,6 @@ def test_a_client_uses_what_it_kept_at_its_last_visit():
 
     kept, params = after_four(lambda own: own)
     first = regression_rounds(seed=SEED, rounds=1, cohort=COHORT, **EPOCHS)
-    _, _, controls = scaffold(first, W0, len(SIZES), **RATES)
+    *_, controls = scaffold(first, W0, len(SIZES), **RATES)
     np.testing.assert_allclose(kept, controls[i], **TOLERANCE)
     assert apart(params, after_four(jnp.zeros_like)[1]) > 1e-3

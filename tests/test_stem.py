@@ -4,7 +4,6 @@ The reference keeps the book-keeping of the specification, (x_prev, x, d) and a 
 the library folds that step into the clients' first. In NumPy the names are those of the equations.
 """
 
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -79,12 +78,13 @@ def forgetting(eta, a=None, c=None, schedule="constant", **rest):
 def stem(hyper, *, rounds, mistake=None, **work):
     """B.4, the cross-device version; yields x, x_prev, d, t and the mean loss of every round."""
     draws = drawn(seed=SEED, rounds=rounds, cohort=COHORT, **work)
-    factor = BATCH if work.get("reduction") == "sum" else 1
+    sums = work.get("reduction") == "sum"
     # The first round: d = cohort full-batch gradient, and the step x_2 = x_1 - eta_1 d_1.
     cohort = [CLASSIFIED[i] for i in draw_cohort(SEED, 0, len(SIZES), COHORT)]
     total, x_prev, d, t = sum(len(y) for _, y in cohort), W0, 0 * W0, 1
     for x, y in cohort:
         if len(y):
+            factor = min(BATCH, len(y)) if sums else 1
             d = d + len(y) / total * factor * mean_gradient(x_prev, x, y)
     losses = [loss for x, y in cohort for loss in losses_of(x_prev, x, y)]
     x_cur = x_prev - rate(t, **hyper) * d
@@ -351,7 +351,7 @@ class TwoNoises:
 
     def gradient(self, params, batch):
         self.calls += 1
-        return self.task.gradient(params, replace(batch, key=random.fold_in(batch.key, self.calls)))
+        return self.task.gradient(params, batch._replace(key=random.fold_in(batch.key, self.calls)))
 
 
 class TwoBatches(TwoNoises):
@@ -359,7 +359,7 @@ class TwoBatches(TwoNoises):
 
     def gradient(self, params, batch):
         self.calls += 1
-        return self.task.gradient(params, replace(batch, rows=(batch.rows + self.calls) % 6))
+        return self.task.gradient(params, batch._replace(rows=(batch.rows + self.calls) % 6))
 
 
 def direction_after(task, a, client_lr):

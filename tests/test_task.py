@@ -287,7 +287,8 @@ def test_gradient_of_all_data_in_several_parts(largest):
 def test_gradient_of_all_data_of_a_client_smaller_than_a_batch(largest):
     # 7 examples in batches of 10: the same, whether or not someone else has more than 10.
     client = shard(COUNT, largest, START, ROWS)
-    for reduction, factor in (("mean", 1), ("sum", 10)):
+    # As a sum, it is the sum of all 7, as in the one batch of an epoch.
+    for reduction, factor in (("mean", 1), ("sum", COUNT)):
         work = task(10, 1, "full", reduction=reduction)
         batch = work.batches(client, random.key(2)).at(0)
         check_gradient(work, batch, client, range(COUNT), jnp.mean, factor)
@@ -296,15 +297,15 @@ def test_gradient_of_all_data_of_a_client_smaller_than_a_batch(largest):
 def test_masked_examples_have_exactly_no_effect():
     client = shard(COUNT, 9, START, ROWS)
     mask = jnp.array([[True, True, True, False]])
-    batch = Batch(client, jnp.array([[1, 5, 2, 0]]), mask, random.key(0), whole=False)
-    other = replace(batch, rows=jnp.array([[1, 5, 2, 6]]))
+    batch = Batch(client, jnp.array([[1, 5, 2, 0]]), mask, random.key(0))
+    other = batch._replace(rows=jnp.array([[1, 5, 2, 6]]))
     gradients = [GRADIENT(task(4), params(), each) for each in (batch, other)]
     jax.tree.map(np.testing.assert_array_equal, *gradients)
 
 
 def test_a_batch_of_nobody_has_no_gradient():
     rows, mask = jnp.zeros((1, 4), int), jnp.zeros((1, 4), bool)
-    nobody = Batch(shard(0, 9, START, ROWS), rows, mask, random.key(0), whole=False)
+    nobody = Batch(shard(0, 9, START, ROWS), rows, mask, random.key(0))
     gradient, seen = GRADIENT(task(4), params(), nobody)
     assert all((leaf == 0).all() for leaf in gradient.values())
     assert seen == (0, 0, ())
@@ -331,22 +332,21 @@ def test_noise_belongs_to_the_batch():
     first, second = batches.at(0), batches.at(1)
     np.testing.assert_array_equal(gradient_at(first), gradient_at(first))
     # Both batches hold all four examples; their rows given the same order, only the noise differs.
-    assert not np.array_equal(gradient_at(first), gradient_at(replace(second, rows=first.rows)))
+    assert not np.array_equal(gradient_at(first), gradient_at(second._replace(rows=first.rows)))
     # Another round is another key.
     again = NOISY.batches(client, random.key(1)).at(0)
-    assert not np.array_equal(gradient_at(first), gradient_at(replace(again, rows=first.rows)))
+    assert not np.array_equal(gradient_at(first), gradient_at(again._replace(rows=first.rows)))
     # The order of the examples uses another key than the noise.
     order_key, _ = random.split(random.key(0))
     assert not np.array_equal(random.key_data(order_key), random.key_data(batches.key))
 
 
 def test_parts_of_a_batch_have_noise_of_their_own():
-    # Twice the same four examples: with equal noise, the two parts would add up to twice one.
-    work = NOISY._replace(reduction="sum")
+    # Twice the same four examples: with equal noise, the mean of both parts would be that of one.
     rows, mask = jnp.arange(4)[None], jnp.ones((1, 4), bool)
-    one = Batch(shard(4, 4, START, ROWS), rows, mask, random.key(0), whole=False)
-    twice = replace(one, rows=jnp.tile(rows, (2, 1)), mask=jnp.tile(mask, (2, 1)))
-    assert np.abs(gradient_at(twice, work) - 2 * gradient_at(one, work)).max() > 0.1
+    one = Batch(shard(4, 4, START, ROWS), rows, mask, random.key(0))
+    twice = one._replace(rows=jnp.tile(rows, (2, 1)), mask=jnp.tile(mask, (2, 1)))
+    assert np.abs(gradient_at(twice) - gradient_at(one)).max() > 0.1
 
 
 # -------------------------------------------------------------------------------------- evaluation

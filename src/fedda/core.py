@@ -98,7 +98,8 @@ def _contribute(phase: Phase, task: Any, shared: PyTree, own: PyTree) -> tuple[P
     shard = shards.shard(client)
     sent, kept, seen = phase.work(hp, task, message, memory, shard, fold_in(key, client))
     present = shard.count > 0
-    part = _Contribution(phase.opened(sent), seen, present, jnp.asarray(False))
+    upload = tree.widen(phase.opened(sent))  # so that narrow types do not saturate in the sum
+    part = _Contribution(upload, seen, present, jnp.asarray(False))
     return _only_if(present, part), tree.where(present, kept, memory)
 
 
@@ -123,6 +124,17 @@ def _add_up(parts: PyTree, kept: PyTree, own: PyTree) -> tuple[PyTree, PyTree]:
     total = tree.sum_leading(parts)
     sound = tree.all_finite((total.upload, total.seen))
     return lax.cond(sound, lambda: (total, kept), without_nonfinite)
+
+
+def merged(phase: Phase, hp: Any, state: Any, total: PyTree) -> Any:
+    """Return the server's state after a phase, given the sum of the uploads.
+
+    The server computes in single precision at least, and rounds to the types of its state once.
+    """
+    after = phase.merge(tree.widen(hp), tree.widen(state), total)
+    # Between two phases of a round, a state may have parts that it has not at its start.
+    structure: Any = jax.tree.structure(state)
+    return tree.as_types_of(state, after) if structure == jax.tree.structure(after) else after
 
 
 def one_round(
@@ -159,7 +171,7 @@ def one_round(
         total, new = sum_over_clients(work, _add_up, shared, (clients, old))
         memory = tree.put(memory, rows, new)
         visits.append((rows, old))
-        state = phase.merge(hp, state, total.upload)
+        state = merged(phase, hp, state, total.upload)
         usable &= (total.counted > 0) & tree.all_finite((total.upload, state))
         seen = _seen_in_both(seen, total.seen)
         nonfinite += total.nonfinite

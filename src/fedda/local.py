@@ -10,7 +10,7 @@ from jax import Array, lax
 from fedda import tree
 from fedda.core import Seen
 from fedda.data.shards import Shard
-from fedda.task import Batch, Batches, Task
+from fedda.task import Batch, Batches
 from fedda.tree import PyTree
 
 Carry = TypeVar("Carry")
@@ -47,17 +47,30 @@ def steps(
     return lax.fori_loop(1, batches.steps, body, first, unroll=UNROLLED if known else None)
 
 
-def full_gradient(task: Task, params: PyTree, shard: Shard, key: Array) -> PyTree:
-    """The gradient of all the client's examples as one batch, in training mode."""
-    gradient, _ = task.gradient(params, task.whole(shard, key))
-    return gradient
-
-
 class Weighted(NamedTuple):
     """A sum and the weight that was summed with it, so that a lost client is simply absent."""
 
     sum: PyTree
-    weight: Array
+    weight: PyTree  # a number
+
+
+class Counter(NamedTuple):
+    """A number in an upload that counts work, such as local steps, and holds no gradient.
+
+    Clipping and noise leave it alone: see `fedda.privacy` for what that reveals.
+    """
+
+    value: PyTree
+
+
+def is_counter(part: Any) -> bool:
+    """For walks through an upload that stop at its counters."""
+    return isinstance(part, Counter)
+
+
+def without_counters(upload: PyTree) -> PyTree:
+    """The upload with nothing in place of its counters."""
+    return jax.tree.map(lambda part: () if is_counter(part) else part, upload, is_leaf=is_counter)
 
 
 def is_weighted(part: Any) -> bool:
@@ -67,8 +80,15 @@ def is_weighted(part: Any) -> bool:
 
 def weighted(shard: Shard, upload: PyTree) -> Weighted:
     """The upload times the client's number of examples, with that number."""
-    weight = shard.count.astype(jnp.result_type(float))
-    return Weighted(tree.scale(weight, upload), weight)
+    return weighted_by(shard.count.astype(jnp.result_type(float)), upload)
+
+
+def weighted_by(weight: Array, upload: PyTree) -> Weighted:
+    """The upload times a weight, with that weight.
+
+    The product has the default precision at least: in bfloat16 a weight of 257 would become 256.
+    """
+    return Weighted(tree.scale(weight, tree.widen(upload)), weight)
 
 
 def mean(total: Weighted) -> PyTree:

@@ -7,7 +7,7 @@ import jax
 from jax import random
 
 from fedda import tree
-from fedda.core import Algorithm, Domain, Phase, Seen
+from fedda.core import Algorithm, Domain, Phase, Seen, merged
 from fedda.data.shards import Shards
 from fedda.errors import InputError
 from fedda.task import Task
@@ -68,7 +68,7 @@ def check_work(record: Algorithm, hyper: Any, task: Task, shards: Shards) -> Non
                 )
             upload, kept, _ = found
             _check_alike(f"work of phase {number}", "memory", kept, own)
-            state = phase.merge(hp, state, phase.opened(upload))
+            state = merged(phase, hp, state, tree.widen(phase.opened(upload)))
         _check_alike("the last merge", "state", state, before)
 
     jax.eval_shape(exchange, hyper, task.model.shapes(), shards)

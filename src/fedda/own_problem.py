@@ -51,10 +51,10 @@ def check_problem(
     some = jax.eval_shape(lambda shard: shard.rows(jnp.zeros(TRIED, "int32")), like.shard(0))
     params = model.shapes()
     kinds = {leaf.dtype.name for leaf in jax.tree.leaves(params)}
-    if not kinds or not kinds <= {"bfloat16", "float32", "float64"}:
+    if not kinds or not kinds <= {"bfloat16", "float16", "float32", "float64"}:
         raise InputError(
-            "the parameters must be arrays of float32, float64 or bfloat16 (float16 overflows in "
-            f"sums over clients), got {', '.join(sorted(kinds)) or 'none'}."
+            "the parameters must be arrays of float32, float64, float16 or bfloat16, got "
+            f"{', '.join(sorted(kinds)) or 'none'}."
         )
     try:
         outputs = jax.eval_shape(model.apply, params, some[0])

@@ -2,7 +2,8 @@
 
 `private` hides clients: whether one took part, and with what data. In each round
 
-    client i:  u = its upload, what is weighted divided by its weight; 0 if it is not finite
+    client i:  u = its upload, what is weighted divided by its weight; 0 if it is not finite;
+                   without counters, which are uploaded as they are
                u <- u min(1, clip / |u|)                        the norm is over the whole upload
                upload  u + s N(0, 1),  in place of a weight 1
       central  s = noise clip / sqrt(clients): the sum of so many has noise of noise clip
@@ -17,6 +18,13 @@ all but a server that is trusted to look at nothing else. `clients` is then the 
 that are sure to arrive: if fewer come, the sum has less noise than was accounted for. Local noise
 hides it from the server too.
 
+Counters (`fedda.local.Counter`) are the numbers of an upload that count work and hold no gradient:
+the local steps T of FedDA with bias=steps and of STEM and MFL+Adam, and beta1^T. They are neither
+clipped nor noisy, or the server would divide by noise. So they are not covered by `epsilon`. Under
+local_unit="steps" T is the same for all clients and reveals nothing. Under "epochs" it is the
+number of a client's batches: the server then learns, to a batch, how many examples each client has
+(under secure aggregation, only the mean over a cohort). Use "steps" where that is private.
+
 What is refused, and why:
     several exchanges in a round  each would need noise of its own, and its own place in `epsilon`
     client memory                 it is to match what the client uploaded, and would not match what
@@ -27,8 +35,8 @@ What is refused, and why:
 What is not covered: the noise of a simulation follows from its seed, and whoever knows that can
 take it away again; a real federation draws it from the client's own entropy (`Phase.secret`).
 Floating-point noise has gaps between its values, which known attacks on single numbers exploit; and
-secure aggregation rounds and clips after the noise. An algorithm that divides by something its
-clients upload besides weights (the step counts of bias=steps, say) divides by a noisy number.
+secure aggregation rounds and clips after the noise. An algorithm that divides by something else its
+clients upload (FedLocal with Adam or AdaGrad by 1 / A_i) divides by a noisy number.
 """
 
 import math
@@ -46,7 +54,7 @@ from fedda.codecs import means, on_weighted, sums
 from fedda.core import Algorithm, Phase, Seen, as_sent, nothing_seen
 from fedda.data.shards import Shard
 from fedda.errors import InputError, check_whole_number, unknown
-from fedda.local import Weighted, is_weighted
+from fedda.local import Counter, Weighted, is_counter
 from fedda.task import Task
 from fedda.tree import PyTree
 
@@ -99,8 +107,8 @@ def bounded(algorithm: Algorithm, most_norm: float) -> Algorithm:
     """The algorithm whose server clips every upload to a norm, so that no client moves it by more.
 
     A guard against poisoned uploads, thus of what arrives: it does not rely on the client. Norms
-    are of what is averaged, so a client counts by its weight as before, which is for it to say (a
-    Flower server refuses one above its `most_weight`). Secure aggregation leaves no upload to clip.
+    are of what is averaged. Weights and counters are for the client to say, and are not clipped (a
+    Flower server has bounds for them). Secure aggregation leaves no upload to clip.
     """
     _check_number("most_norm", most_norm, positive=True)
     if any(phase.opened is only_summed for phase in algorithm.phases):
@@ -139,16 +147,13 @@ def _noisy(key: Array, deviation: float, upload: PyTree) -> PyTree:
 
 
 def _on_values(change: Callable[[PyTree], PyTree], upload: PyTree) -> PyTree:
-    """The upload after a change of all of it but the weights."""
-    values = jax.tree.map(
-        lambda part: part.sum if is_weighted(part) else part, upload, is_leaf=is_weighted
-    )
-    return jax.tree.map(
-        lambda part, value: part._replace(sum=value) if is_weighted(part) else value,
-        upload,
-        change(values),
-        is_leaf=is_weighted,
-    )
+    """Apply `change` to the list of the upload's arrays, without its weights and counters."""
+    marked = on_weighted(lambda part: part._replace(weight=Counter(part.weight)), upload)
+    leaves, structure = jax.tree.flatten(marked, is_leaf=is_counter)
+    changed = iter(change([leaf for leaf in leaves if not is_counter(leaf)]))
+    leaves = [leaf if is_counter(leaf) else next(changed) for leaf in leaves]
+    marked = jax.tree.unflatten(structure, leaves)
+    return on_weighted(lambda part: part._replace(weight=part.weight.value), marked)
 
 
 def _check_hideable(algorithm: Algorithm) -> None:

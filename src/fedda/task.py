@@ -33,13 +33,7 @@ class Plan(NamedTuple):
         return Plan(self.batch, unit="full")
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("shard", "rows", "mask", "key"),
-    meta_fields=("whole",),
-)
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """The examples of one step, as row numbers; several rows of numbers are taken one by one.
 
     The key belongs to the batch, so two gradients on one batch share their noise.
@@ -49,7 +43,11 @@ class Batch:
     rows: Array  # [parts, batch]
     mask: Array  # [parts, batch]: which of them count
     key: Array
-    whole: bool  # these are all of the client's examples
+
+    @property
+    def examples(self) -> Array:
+        """The number of examples that count, as a floating-point number."""
+        return self.mask.sum(dtype=jnp.result_type(float))
 
 
 @dataclass(frozen=True)
@@ -61,11 +59,10 @@ class Batches:
     rows: Array  # [steps, parts, batch]
     mask: Array
     key: Array
-    whole: bool
 
     def at(self, step: Array) -> Batch:
         key = random.fold_in(self.key, step)
-        return Batch(self.shard, self.rows[step], self.mask[step], key, self.whole)
+        return Batch(self.shard, self.rows[step], self.mask[step], key)
 
 
 class Task(NamedTuple):
@@ -88,7 +85,7 @@ class Task(NamedTuple):
         mask = rows < shard.count
         rows = jnp.where(mask, rows, 0)  # masked slots read the client's own first example
         noise_key = random.fold_in(key, 2)  # `batches` splits 0 and 1 off the same key
-        return Batch(shard, rows.reshape(-1, size), mask.reshape(-1, size), noise_key, whole=True)
+        return Batch(shard, rows.reshape(-1, size), mask.reshape(-1, size), noise_key)
 
     def batches(self, shard: Shard, key: Array) -> Batches:
         """The client's batches: shuffled anew every epoch, cut after the epochs were joined.
@@ -101,7 +98,7 @@ class Task(NamedTuple):
         size, amount, unit = self.plan
         if unit == "full":
             batch = self.whole(shard, noise_key)
-            return Batches(1, shard, batch.rows[None], batch.mask[None], noise_key, whole=True)
+            return Batches(1, shard, batch.rows[None], batch.mask[None], noise_key)
         epochs = unit == "epochs"
         used = amount * (shard.count if epochs else size)
         if epochs and amount == 1:
@@ -116,33 +113,54 @@ class Task(NamedTuple):
         steps: int | Array = amount
         if epochs:
             steps = -(-amount * (shard.max_count if shard.even else shard.count) // size)
-        return Batches(steps, shard, rows, mask, noise_key, whole=False)
+        return Batches(steps, shard, rows, mask, noise_key)
 
     def gradient(self, params: PyTree, batch: Batch) -> tuple[PyTree, Seen]:
-        """The gradient of the batch's loss in training mode, and what was seen.
+        """The gradient that a step on the batch takes, in training mode, and what was seen.
 
-        Under the reduction `sum`, all of a client's examples count as one mini-batch, lest a
-        full-batch step be longer than the others. The model's penalty is in the gradient, and not
-        in the loss that is seen.
+        Under the reduction `mean` it is the mean gradient of the batch's examples. Under `sum` it
+        is that mean times their number, but at most times the size of a mini-batch: a step with all
+        N examples of a client takes min(batch, N) times their mean. So it is as long as the
+        client's own mini-batch steps, and for N <= batch it is the step of an epoch. The model's
+        penalty is in the gradient, and not in the loss that is seen.
         """
+        times = 1 if self.reduction == "mean" else jnp.minimum(batch.examples, self.plan.batch)
+        return self._gradient(params, batch, times)
+
+    def full_gradient(self, params: PyTree, shard: Shard, key: Array) -> PyTree:
+        """The gradient of all of a client's examples, in units that are the same for all clients.
+
+        Under the reduction `mean` it is their mean gradient. Under `sum` it is `batch` times the
+        mean, whatever the number of examples, so that a mean over clients weighted by their numbers
+        of examples is the gradient of the federation's loss, times `batch`. A step on a batch is
+        corrected by `batch_share` of it.
+        """
+        times = 1 if self.reduction == "mean" else self.plan.batch
+        gradient, _ = self._gradient(params, self.whole(shard, key), times)
+        return gradient
+
+    def batch_share(self, batch: Batch) -> Array:
+        """What `gradient` takes of this batch, as a part of a whole mini-batch's: 1 for means."""
+        if self.reduction == "mean":
+            return jnp.ones(())
+        return jnp.minimum(batch.examples, self.plan.batch) / self.plan.batch
+
+    def _gradient(self, params: PyTree, batch: Batch, times: Array | int) -> tuple[PyTree, Seen]:
         transform = partial(jax.value_and_grad, has_aux=True)
-        ((loss, metrics), gradient), examples = self._sum_over_parts(transform, params, batch)
-        if self.reduction == "mean" or batch.whole:
-            factor = 1 if self.reduction == "mean" else self.plan.batch
-            gradient = tree.scale(factor / jnp.maximum(examples, 1), gradient)
+        (loss, metrics), gradient = self._sum_over_parts(transform, params, batch)
+        gradient = tree.scale(times / jnp.maximum(batch.examples, 1), gradient)
+        gradient = tree.as_types_of(params, gradient)
         if self.model.penalty is not None:
             gradient = tree.add(gradient, jax.grad(self.model.penalty)(params))
-        return gradient, Seen(loss, examples, metrics)
+        return gradient, Seen(loss, batch.examples, metrics)
 
     def mean_loss(self, params: PyTree, batch: Batch) -> Array:
         """The mean loss of the batch's examples in training mode, without the penalty."""
-        (loss, _), examples = self._sum_over_parts(lambda function: function, params, batch)
-        return loss / jnp.maximum(examples, 1)
+        loss, _ = self._sum_over_parts(lambda function: function, params, batch)
+        return loss / jnp.maximum(batch.examples, 1)
 
-    def _sum_over_parts(
-        self, transform: Callable[[Any], Any], params: PyTree, batch: Batch
-    ) -> tuple[Any, Array]:
-        """`transform`ed sums of loss and metrics of the examples that count, and their number."""
+    def _sum_over_parts(self, transform: Callable[[Any], Any], params: PyTree, batch: Batch) -> Any:
+        """`transform`ed sums of loss and metrics over the examples that count."""
 
         def sums(params: PyTree, rows: Array, mask: Array, key: Array) -> tuple[Array, Any]:
             x, y = batch.shard.rows(rows)
@@ -152,7 +170,8 @@ class Task(NamedTuple):
 
         def part(number: Array | int) -> Any:
             key = random.fold_in(batch.key, number)
-            return transform(sums)(params, batch.rows[number], batch.mask[number], key)
+            found = transform(sums)(params, batch.rows[number], batch.mask[number], key)
+            return tree.widen(found)
 
         total = part(0)
         parts, size = batch.rows.shape
@@ -160,7 +179,7 @@ class Task(NamedTuple):
             # The parts of a small client after its last example would add nothing but time.
             own = parts if batch.shard.even else -(-batch.shard.count // size)
             total = lax.fori_loop(1, own, lambda i, total: tree.add(total, part(i)), total)
-        return total, batch.mask.sum(dtype=jnp.result_type(float))
+        return total
 
     def outputs(self, params: PyTree, x: Any, key: Array) -> Any:
         """The model's outputs in training mode."""

@@ -44,6 +44,31 @@ def over_root(x: PyTree, v: PyTree, eps: ArrayLike) -> PyTree:
     return jax.tree.map(lambda x, v: x / (jnp.sqrt(v) + jnp.asarray(eps, v.dtype)), x, v)
 
 
+def widen(x: PyTree) -> PyTree:
+    """Convert floating-point leaves to the default precision, unless they have more already.
+
+    Sums over clients need it: in bfloat16, 256 + 1 is 256.
+    """
+
+    def wide(leaf: ArrayLike) -> ArrayLike:
+        given, default = jnp.result_type(leaf), jnp.result_type(float)
+        narrow = jnp.issubdtype(given, jnp.floating) and given.itemsize < default.itemsize
+        return jnp.asarray(leaf, default) if narrow else leaf
+
+    return jax.tree.map(wide, x)
+
+
+def as_types_of(like: PyTree, x: PyTree) -> PyTree:
+    """Convert the floating-point leaves of `x` to the dtypes of `like`, a tree of its structure."""
+
+    def cast(like: ArrayLike, leaf: ArrayLike) -> ArrayLike:
+        old, new = jnp.result_type(leaf), jnp.result_type(like)
+        floating = jnp.issubdtype(old, jnp.floating) and jnp.issubdtype(new, jnp.floating)
+        return jnp.asarray(leaf, new) if floating else leaf
+
+    return jax.tree.map(cast, like, x)
+
+
 def zeros_like(x: PyTree) -> PyTree:
     return jax.tree.map(jnp.zeros_like, x)
 

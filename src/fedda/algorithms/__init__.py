@@ -2,7 +2,9 @@
 
 A module offers `variants`, a dictionary from names to functions that make an `Algorithm`; the
 keyword arguments of such a function are the options that change the program and not just a number,
-annotated as `Literal`. It may declare `reductions`, identities that the tests check.
+annotated as `Literal`. It may declare `reductions`, identities that the tests check, and
+`unbiased`, the names of its variants that come to rest at the optimum of the federation's loss
+however many local steps clients take; the tests check these, too, and that no other does.
 """
 
 import importlib
@@ -52,6 +54,11 @@ def names() -> list[str]:
 
 def reductions() -> list[Reduction]:
     return [each for module in modules() for each in getattr(module, "reductions", ())]
+
+
+def unbiased() -> list[str]:
+    """The algorithms that rest at the optimum, however many local steps clients take."""
+    return [name for module in modules() for name in getattr(module, "unbiased", ())]
 
 
 def module_of(name: str) -> ModuleType:

@@ -102,8 +102,8 @@ class Message(NamedTuple):
 class Upload(NamedTuple):
     gradients: PyTree  # S
     momentum: PyTree  # m
-    steps: PyTree = ()  # T, the number of local steps
-    decay: PyTree = ()  # beta1^T
+    steps: local.Counter = local.Counter(())  # T, the number of local steps
+    decay: local.Counter = local.Counter(())  # beta1^T
 
 
 def send(hp: Any, state: State) -> Message:
@@ -139,7 +139,7 @@ def work(
     (S, m), seen = local.steps(step, (zero, m), batches)
     steps = jnp.asarray(batches.steps, jnp.result_type(float))
     decay = hp.beta1**steps if count_steps or sends == "model" else ()
-    upload = Upload(S, m, steps if count_steps else (), decay)
+    upload = Upload(S, m, local.Counter(steps if count_steps else ()), local.Counter(decay))
     return local.weighted(shard, upload), memory, seen
 
 
@@ -148,7 +148,8 @@ def mean(sends: Sends, state: State, total: local.Weighted) -> Upload:
     upload: Upload = local.mean(total)
     if sends == "both":
         return upload
-    return upload._replace(momentum=tree.axpy(upload.decay, state.momentum, upload.momentum))
+    momentum = tree.axpy(upload.decay.value, state.momentum, upload.momentum)
+    return upload._replace(momentum=momentum)
 
 
 def phase(sends: Sends, work: Any, merge: Any) -> Phase:
@@ -244,10 +245,11 @@ def adam(
         rounds, unfilled = state.rounds + 1, state.unfilled
         if count_steps:
             # With gradients of 1, m after t steps is 1 - unfilled beta1^t, and P the sum of these.
-            missing = unfilled * hp.beta1 * (1 - upload.decay) / (1 - hp.beta1)
-            correction = 1 - missing / upload.steps
+            steps, decay = upload.steps.value, upload.decay.value
+            missing = unfilled * hp.beta1 * (1 - decay) / (1 - hp.beta1)
+            correction = 1 - missing / steps
             if momentum == "kept":
-                unfilled = unfilled * upload.decay
+                unfilled = unfilled * decay
         else:
             correction = 1 - hp.beta1**rounds
         V = tree.blend(hp.beta2, state.second, tree.square(G))

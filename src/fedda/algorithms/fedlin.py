@@ -8,6 +8,9 @@ A round has two exchanges, with the same clients. f_i is the mean loss of all ex
                  upload  N_i (y - W),  N_i
       server:    W <- W + server_lr * sum_i N_i (y_i - W) / sum_i N_i
 
+Under the reduction `sum`, g_i(y; batch) is b times a mean for a batch of b examples. There h, grad
+f_i(W) and G are those of a whole mini-batch, B times a mean, and a step takes b / B of them.
+
 At y = W the step is that of G, so the round of clients with one full-batch step each is a step of
 gradient descent on the cohort's loss. Client i computes grad f_i(W) in A and again in B, so that it
 need not keep it; a model with dropout draws its noise anew. In the paper all clients take part, the
@@ -143,7 +146,7 @@ def make(
     def give_gradient(
         hp: Any, task: Task, params: PyTree, unsent: PyTree, shard: Shard, key: Array
     ) -> tuple[local.Weighted, PyTree, Seen]:
-        gradient = local.full_gradient(task, params, shard, key)
+        gradient = task.full_gradient(params, shard, key)
         if client_topk == "on":
             gradient, unsent = compress(hp.client_delta, gradient, unsent)
         return local.weighted(shard, gradient), unsent, nothing_seen()
@@ -163,13 +166,17 @@ def make(
             steps = jnp.asarray(batches.steps, lr.dtype)
             lr = lr / jnp.maximum(steps, 1)  # an empty client takes none
         if same_batch == "no":
-            fixed = local.full_gradient(task, message.params, shard, key)
+            own = task.full_gradient(message.params, shard, key)
 
         def step(y: PyTree, batch: Batch) -> tuple[PyTree, Seen]:
             gradient, seen = task.gradient(y, batch)
-            at_start = fixed if same_batch == "no" else task.gradient(message.params, batch)[0]
-            corrected = tree.add(tree.sub(gradient, at_start), message.gradient)
-            return tree.axpy(-lr, corrected, y), seen
+            share = task.batch_share(batch)
+            correction = tree.scale(share, message.gradient)
+            if same_batch == "no":
+                correction = tree.axpy(-share, own, correction)
+            else:
+                correction = tree.sub(correction, task.gradient(message.params, batch)[0])
+            return tree.axpy(-lr, tree.add(gradient, correction), y), seen
 
         y, seen = local.steps(step, message.params, batches)
         return local.weighted(shard, tree.sub(y, message.params)), unsent, seen
@@ -193,6 +200,7 @@ HYPERS: dict[tuple[Switch, Switch], Any] = {  # by server_topk and client_topk
 }
 
 variants = {"fedlin": make}
+unbiased = ("fedlin",)
 reductions = [
     Reduction("fedlin", {"server_delta": 1.0}, "fedlin", options={"server_topk": "on"}),
     Reduction("fedlin", {"client_delta": 1.0}, "fedlin", options={"client_topk": "on"}),

@@ -77,11 +77,12 @@ class Optimiser(NamedTuple):
     start: Callable[[PyTree], tuple[Moments, PyTree]]  # the moments, and a zero like p
     step: Callable[[Any, Moments, PyTree], tuple[PyTree, Moments, PyTree]]
     # (hp, moments, g) -> (direction, moments, p)
+    counts: bool = False  # p, and so A_i, depend on the number of steps alone
 
 
 class Upload(NamedTuple):
     moved: PyTree  # y - W, or D_i
-    inverse: PyTree = ()  # 1 / A_i
+    inverse: PyTree = ()  # 1 / A_i; a Counter if it depends on the number of steps alone
 
 
 Correction = Literal["joint", "local", "none"]
@@ -117,12 +118,15 @@ def federated(optimiser: Optimiser, correction: Correction) -> Algorithm:
         elif correction == "local":
             upload = Upload(divide(moved, A))
         else:
-            upload = Upload(divide(moved, A), divide(jax.tree.map(jnp.ones_like, A), A))
+            inverse = divide(jax.tree.map(jnp.ones_like, A), A)
+            inverse = local.Counter(inverse) if optimiser.counts else inverse
+            upload = Upload(divide(moved, A), inverse)
         return local.weighted(shard, upload), memory, seen
 
     def merge(hp: Any, state: fedavg.State, total: local.Weighted) -> fedavg.State:
-        mean = local.mean(total)
-        moved = divide(mean.moved, mean.inverse) if correction == "joint" else mean.moved
+        moved, inverse = local.mean(total)
+        if correction == "joint":
+            moved = divide(moved, inverse.value if optimiser.counts else inverse)
         return fedavg.State(tree.axpy(hp.server_lr, moved, state.params))
 
     phases = (Phase(fedavg.send, work, merge),)
@@ -142,7 +146,8 @@ def sgdm(correction: Correction = "joint") -> Algorithm:
         one = jax.tree.map(lambda leaf: jnp.ones((), leaf.dtype), g)
         return u, Moments(first=u), one
 
-    return federated(Optimiser(SGDM, lambda hp: hp.beta, start, step), correction)
+    optimiser = Optimiser(SGDM, lambda hp: hp.beta, start, step, counts=True)
+    return federated(optimiser, correction)
 
 
 def adam(correction: Correction = "joint") -> Algorithm:

@@ -88,7 +88,8 @@ def send(hp: Any, state: State) -> State:
 
 
 def merge(hp: Any, state: State, total: local.Weighted) -> State:
-    mean = tree.add(state, local.mean(total))
+    moved = local.mean(total)
+    mean = tree.add(state, moved._replace(steps=moved.steps.value))
     return mean._replace(steps=jax.tree.map(jnp.round, mean.steps))
 
 
@@ -103,7 +104,9 @@ def averaged(Hyper: Any, init: Callable[[Any, PyTree], State], step: Step) -> Al
             return step(hp, state, gradient), seen
 
         end, seen = local.steps(one, message, task.batches(shard, key))
-        return local.weighted(shard, tree.sub(end, message)), memory, seen
+        moved = tree.sub(end, message)
+        upload = moved._replace(steps=local.Counter(moved.steps))
+        return local.weighted(shard, upload), memory, seen
 
     return Algorithm(Hyper, init, no_memory, (Phase(send, work, merge),))
 

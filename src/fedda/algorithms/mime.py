@@ -19,6 +19,9 @@ s is frozen during local work, and only the server moves it, by gradients at its
                W <- W + server_lr * sum_i N_i (y_i - W) / sum_i N_i
                s <- V(c; s)
 
+Under the reduction `sum`, g_i(y; batch) is b times a mean for a batch of b examples. There c_i and
+c are those of a whole mini-batch, B times a mean, and a step takes b / B of c.
+
 In Mime c is needed before the local steps, so a round has two exchanges: W down and c_i up, then
 W, s, c down and y - W up. A client keeps nothing in between, so W is sent twice.
 
@@ -122,7 +125,7 @@ def mimelite(base: Base) -> Algorithm:
 
         W = message.params
         y, seen = local.steps(step, W, task.batches(shard, key))
-        upload = Upload(tree.sub(y, W), local.full_gradient(task, W, shard, key))
+        upload = Upload(tree.sub(y, W), task.full_gradient(W, shard, key))
         return local.weighted(shard, upload), memory, seen
 
     def merge(hp: Any, state: State, total: local.Weighted) -> State:
@@ -140,7 +143,7 @@ def mime(base: Base) -> Algorithm:
     def measure(
         hp: Any, task: Task, params: PyTree, memory: PyTree, shard: Shard, key: Array
     ) -> tuple[local.Weighted, PyTree, Seen]:
-        gradient = local.full_gradient(task, params, shard, key)
+        gradient = task.full_gradient(params, shard, key)
         return local.weighted(shard, gradient), memory, nothing_seen()
 
     def keep(hp: Any, state: State, total: local.Weighted) -> State:
@@ -152,7 +155,8 @@ def mime(base: Base) -> Algorithm:
         def step(y: PyTree, batch: Batch) -> tuple[PyTree, Seen]:
             gradient, seen = task.gradient(y, batch)
             initial, _ = task.gradient(message.params, batch)
-            corrected = tree.add(tree.sub(gradient, initial), message.gradient)
+            wanted = tree.scale(task.batch_share(batch), message.gradient)
+            corrected = tree.add(tree.sub(gradient, initial), wanted)
             direction = base.direction(hp, corrected, message.statistics)
             return tree.axpy(-hp.client_lr, direction, y), seen
 
@@ -262,4 +266,5 @@ variants = {
     "mime-adam": mime_adam,
     "mime-adagrad": mime_adagrad,
 }
+unbiased = ("mime-sgdm", "mime-adam", "mime-adagrad")
 reductions = [Reduction("mimelite-sgdm", {"beta": 0.0}, "fedavg")]

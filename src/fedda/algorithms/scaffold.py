@@ -4,23 +4,33 @@
                    y <- y - client_lr * (g_i(y; batch) - c_i + c)
                II: c_i+ = the mean of the K_i gradients g_i(y; batch)
                I:  c_i+ = the gradient of all its examples at W, one more pass over them
-               upload  N_i (y - W),  N_i,  (c_i+ - c_i) / (number of clients)
+               upload  N_i (y - W),  N_i,  N_i (c_i+ - c_i) / (number of clients),  1
                c_i <- c_i+
     server:    W <- W + server_lr * sum_i N_i (y_i - W) / sum_i N_i
-               c <- c + sum_i (c_i+ - c_i) / (number of clients)
+               C <- C + sum_i N_i (c_i+ - c_i) / (number of clients)
+               sends c = C / (the mean N_i of all uploads so far)
 
-All c begin at 0, and c is always the mean of the c_i of all clients, whether visited or not. II is
-printed as c_i+ = c_i - c + (W - y) / (K_i client_lr); that is the same number, with cancellation.
+All c_i and C begin at 0. So C is the mean of N_i c_i over all clients, visited or not, and c is the
+mean of the c_i weighted by N_i; while some clients were never asked, its divisor is an estimate.
+
+Where it rests: no client moves if c_i = g_i(W) and c = 0, whatever the divisor. Then C = 0, that is
+sum_i N_i g_i(W) = 0: W is a minimum of the federation's loss, in which every example counts once.
+For that the moves and the c_i must have the same weights. (With moves weighted by N_i and a plain
+mean of the c_i, it would rest where the plain mean of the clients' gradients is 0.)
+
+Under the reduction `sum`, g_i(y; batch) is b times a mean for a batch of b examples. There c_i and
+c are those of a whole mini-batch, B times a mean: a step takes b / B of them, and II divides the
+sum of the K_i gradients by the sum of b / B. II is printed as c_i+ = c_i - c + (W - y) / (K_i
+client_lr); that is the same number, with cancellation.
 
 Options:
     control    II or I, as above. The paper finds I at times more stable and II cheaper, and uses
                II in all its experiments (its section 4).
-    weighting  examples: as above. uniform: 1 in place of N_i, so W moves by the plain mean, as in
-               the paper (its algorithm 1).
+    weighting  examples: as above. uniform: 1 in place of N_i everywhere, as in the paper (its
+               algorithm 1), whose objective is the plain mean of the clients' losses.
 
-Weighting: the moves by the number of examples, c by nothing. So under both weightings it comes to
-rest where the *unweighted* mean of the clients' gradients is 0, however many examples each has.
-The server keeps W and c; client i keeps c_i, one model, which waits for its next visit.
+Weighting: by the number of examples. The server keeps W and C; client i keeps c_i, one model, which
+waits for its next visit.
 Communication, in models: 2 down, 2 up.
 """
 
@@ -47,16 +57,24 @@ class Hyper(NamedTuple):
 
 class State(NamedTuple):
     params: PyTree
+    control: PyTree  # C
+    weight: Array  # the sum of the weights of all uploads so far
+    uploads: Array  # their number
+
+
+class Message(NamedTuple):
+    params: PyTree
     control: PyTree  # c
 
 
 class Upload(NamedTuple):
     moved: local.Weighted
-    control: PyTree  # the client's part of the change of c
+    control: PyTree  # the client's part of the change of C
+    clients: local.Counter  # 1
 
 
 def init(hp: Hyper, params: PyTree) -> State:
-    return State(params, tree.zeros_like(params))
+    return State(params, tree.zeros_like(params), jnp.zeros(()), jnp.zeros(()))
 
 
 def memory(hp: Hyper, params: PyTree) -> PyTree:
@@ -64,14 +82,16 @@ def memory(hp: Hyper, params: PyTree) -> PyTree:
     return tree.zeros_like(params)
 
 
-def send(hp: Hyper, state: State) -> State:
-    return state
+def send(hp: Hyper, state: State) -> Message:
+    # Before the first upload both sums are 0, and so is C.
+    mean_weight = jnp.where(state.uploads > 0, state.weight / jnp.maximum(state.uploads, 1), 1)
+    return Message(state.params, tree.scale(1 / mean_weight, state.control))
 
 
 def work(
     hp: Hyper,
     task: Task,
-    server: State,
+    server: Message,
     own: PyTree,
     shard: Shard,
     key: Array,
@@ -80,26 +100,27 @@ def work(
 ) -> tuple[Upload, PyTree, Seen]:
     correction = tree.sub(server.control, own)
 
-    def step(carry: tuple[PyTree, PyTree], batch: Batch) -> tuple[tuple[PyTree, PyTree], Seen]:
-        y, total = carry
+    def step(
+        carry: tuple[PyTree, PyTree, Array], batch: Batch
+    ) -> tuple[tuple[PyTree, PyTree, Array], Seen]:
+        y, total, shares = carry
         gradient, seen = task.gradient(y, batch)
-        y = tree.axpy(-hp.client_lr, tree.add(gradient, correction), y)
-        return (y, tree.add(total, gradient)), seen
+        share = task.batch_share(batch)
+        y = tree.axpy(-hp.client_lr, tree.axpy(share, correction, gradient), y)
+        return (y, tree.add(total, gradient), shares + share), seen
 
-    batches = task.batches(shard, key)
-    start = (server.params, tree.zeros_like(own))
-    (y, total), seen = local.steps(step, start, batches)
+    start = (server.params, tree.zeros_like(own), jnp.zeros(()))
+    (y, total, shares), seen = local.steps(step, start, task.batches(shard, key))
     if control == "II":
-        steps = jnp.asarray(batches.steps, jnp.result_type(float))
-        new = tree.scale(1 / jnp.maximum(steps, 1), total)  # an empty client takes none
+        new = tree.scale(1 / jnp.where(shares > 0, shares, 1), total)  # an empty client takes none
     else:
-        new = local.full_gradient(task, server.params, shard, key)
-    moved = tree.sub(y, server.params)
+        new = task.full_gradient(server.params, shard, key)
+    one = jnp.ones(())
+    weight = shard.count.astype(one.dtype) if weighting == "examples" else one
     upload = Upload(
-        local.weighted(shard, moved)
-        if weighting == "examples"
-        else local.Weighted(moved, jnp.ones(())),
-        tree.scale(1 / shard.num_clients, tree.sub(new, own)),
+        local.weighted_by(weight, tree.sub(y, server.params)),
+        tree.scale(weight / shard.num_clients, tree.widen(tree.sub(new, own))),
+        local.Counter(one),
     )
     return upload, new, seen
 
@@ -108,6 +129,8 @@ def merge(hp: Hyper, state: State, total: Upload) -> State:
     return State(
         tree.axpy(hp.server_lr, local.mean(total.moved), state.params),
         tree.add(state.control, total.control),
+        state.weight + total.moved.weight,
+        state.uploads + total.clients.value,
     )
 
 
@@ -118,3 +141,4 @@ def make(control: Control = "II", weighting: Weighting = "examples") -> Algorith
 
 
 variants = {"scaffold": make}
+unbiased = ("scaffold",)

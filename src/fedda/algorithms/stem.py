@@ -73,6 +73,12 @@ class State(NamedTuple):
     point: Point
 
 
+class Upload(NamedTuple):
+    moved: PyTree  # x - X
+    direction: PyTree
+    steps: local.Counter
+
+
 Number = float | Array
 Rates = Callable[[Any, Array], tuple[Number, Number]]  # (hp, t) -> eta_t, a_t
 
@@ -114,13 +120,13 @@ def work(
     end = local.steps(step, start, batches, perhaps_none=True)
     # A loop, since a choice between two results would compute both where runs train together.
     (x, direction, time), seen = lax.fori_loop(0, first.astype("int32"), begin, end)
-    upload = Point(tree.sub(x, start.x), direction, time - start.time)
+    upload = Upload(tree.sub(x, start.x), direction, local.Counter(time - start.time))
     return local.weighted(shard, upload), memory, seen
 
 
 def merge(rates: Rates, hp: Any, state: State, total: local.Weighted) -> State:
     moved, direction, steps = local.mean(total)
-    point = Point(tree.add(state.point.x, moved), direction, state.point.time + steps)
+    point = Point(tree.add(state.point.x, moved), direction, state.point.time + steps.value)
     eta, _ = rates(hp, point.time)
     return State(tree.axpy(-eta, direction, point.x), point)
 

@@ -33,7 +33,7 @@ from flwr.compat.common.recorddict_compat import fitres_to_recorddict
 
 from fedda.cohort import work_of
 from fedda.errors import InputError
-from fedda.local import Weighted
+from fedda.local import Weighted, is_counter, is_weighted
 from fedda.task import Plan
 from fedda.tree import PyTree
 
@@ -48,8 +48,9 @@ class Secure(NamedTuple):
     An entry is clipped to the range from -r to r, and rounded at random and without bias to one of
     2^bits steps. So an entry of a sum of n uploads, none of them clipped, is off by less than
     n * 2 r / 2^bits. Here r is `most` for a plain entry, and `most` times `most_weight` for one
-    that was multiplied by a weight. Weights that are whole numbers are summed without error if
-    `most_weight` is at most 2^(bits - 1).
+    that was multiplied by a weight. For a counter, such as the number of local steps, the most
+    steps that a client takes stand in place of `most`, if they are more. Weights that are whole
+    numbers are summed without error if `most_weight` is at most 2^(bits - 1).
     """
 
     most: float  # of an entry of an upload, after a weighted one was divided by its weight
@@ -94,16 +95,25 @@ class Secure(NamedTuple):
     def ranges(self, like: PyTree, plan: Plan) -> PyTree:
         """How large the entries of each leaf may be, of an upload and of what was seen."""
         whole = math.ceil(self.most_weight)
-        visited = float(work_of(plan, np.array(whole)).examples)
+        work = work_of(plan, np.array(whole))
+        visited = float(work.examples)
         weight = 2.0 ** math.ceil(math.log2(whole))  # so that whole numbers stay whole
 
-        def of(part: PyTree) -> PyTree:
-            if not isinstance(part, Weighted):
-                return self.most
-            entries = jax.tree.map(lambda _: self.most * whole, part)
-            return entries._replace(weight=weight)
+        most_count = max(self.most, float(work.computed))  # a counter holds steps, or less
 
-        upload = jax.tree.map(of, like, is_leaf=lambda part: isinstance(part, Weighted))
+        def entries(times: float, part: PyTree) -> PyTree:
+            def of(part: PyTree) -> PyTree:
+                most = most_count if is_counter(part) else self.most
+                return jax.tree.map(lambda _: most * times, part)
+
+            return jax.tree.map(of, part, is_leaf=is_counter)
+
+        def of(part: PyTree) -> PyTree:
+            if not is_weighted(part):
+                return entries(1, part)
+            return Weighted(entries(whole, part.sum), weight)
+
+        upload = jax.tree.map(of, like, is_leaf=lambda part: is_weighted(part) or is_counter(part))
         return {
             "upload": upload,
             "seen": {"loss": self.most_loss * visited, "examples": visited},

@@ -20,7 +20,7 @@ from jax import random
 
 from fedda import api, simulate, tree
 from fedda.cohort import draw_cohort
-from fedda.core import Phase
+from fedda.core import Phase, merged
 from fedda.flower import wire
 from fedda.flower.mail import Mail
 from fedda.flower.records import Progress, Records
@@ -227,7 +227,7 @@ def _send(phase: Phase, hp: Any, state: Any) -> PyTree:
 
 @partial(jax.jit, static_argnames="phase")
 def _merge(phase: Phase, hp: Any, state: Any, total: PyTree) -> Any:
-    return phase.merge(hp, state, total)
+    return merged(phase, hp, state, total)
 
 
 _finite = jax.jit(tree.all_finite)

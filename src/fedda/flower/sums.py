@@ -13,7 +13,7 @@ from fedda.core import Phase, Seen
 from fedda.flower import wire
 from fedda.flower.settings import Settings
 from fedda.flower.wire import Refused
-from fedda.local import is_weighted
+from fedda.local import is_weighted, without_counters
 from fedda.tree import PyTree
 
 SEEN = ("loss", "examples")  # what a reply tells of local work
@@ -93,7 +93,7 @@ def _checked(
 def _check_size(upload: PyTree, settings: Settings) -> None:
     most_weight = settings.most_weight or np.inf
     squares = []
-    for part in jax.tree.leaves(upload, is_leaf=is_weighted):
+    for part in jax.tree.leaves(without_counters(upload), is_leaf=is_weighted):
         weight, values = 1.0, part
         if is_weighted(part):
             weight, values = float(part.weight), part.sum

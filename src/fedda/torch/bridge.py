@@ -19,7 +19,12 @@ from fedda.models import Model
 from fedda.task import Plan, Task
 from fedda.tree import PyTree
 
-DTYPES = {torch.bfloat16: jnp.bfloat16, torch.float32: jnp.float32, torch.float64: jnp.float64}
+DTYPES = {
+    torch.bfloat16: jnp.bfloat16,
+    torch.float16: jnp.float16,
+    torch.float32: jnp.float32,
+    torch.float64: jnp.float64,
+}
 
 
 def parameters(module: Module) -> dict[str, Parameter]:
@@ -33,9 +38,8 @@ def parameters(module: Module) -> dict[str, Parameter]:
     for name, parameter in found.items():
         if parameter.dtype not in DTYPES:
             raise InputError(
-                "the parameters must be of float32, float64 or bfloat16 (float16 overflows in "
-                f"sums over clients), got {parameter.dtype} in {name}. Convert the module, for "
-                "instance by module.float()."
+                "the parameters must be of float32, float64, float16 or bfloat16, got "
+                f"{parameter.dtype} in {name}. Convert the module, for instance by module.float()."
             )
     for name, part in module.named_modules():
         if getattr(part, "track_running_stats", False):

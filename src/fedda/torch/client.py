@@ -23,12 +23,12 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.utils.data import DataLoader
 
-from fedda import algorithms, tree
+from fedda import algorithms
 from fedda.algorithms import fedda
 from fedda.errors import InputError, check_whole_number, unknown
 from fedda.flower import wire
 from fedda.flower.client import introduce, partition
-from fedda.local import Weighted
+from fedda.local import Counter, weighted_by
 from fedda.torch.bridge import DTYPES, load, parameters, private_buffer, to_array, to_tensor
 from fedda.torch.decoupled_sgd import DecoupledSGD
 from fedda.tree import PyTree
@@ -93,7 +93,7 @@ def end_round(
     return RecordDict(
         {
             "fedda": order.reply(partition(context)),
-            "upload": wire.pack(Weighted(tree.scale(weight, upload), weight)),
+            "upload": wire.pack(weighted_by(weight, upload)),
             "seen": MetricRecord({"loss": float(loss), "examples": float(visited)}),
         }
     )
@@ -117,7 +117,9 @@ def _upload(
     decay = np.asarray(settings["beta1"] ** steps, dtype)
     counted = options.get("bias") == "steps"
     known = counted or options.get("sends") == "model"
-    return fedda.Upload(gradients, momentum, steps if counted else (), decay if known else ())
+    return fedda.Upload(
+        gradients, momentum, Counter(steps if counted else ()), Counter(decay if known else ())
+    )
 
 
 def _options(order: wire.Order) -> dict[str, Any]:
