@@ -6,11 +6,15 @@ could be taken for data. Clients may be written in any order; they are read in t
 ids, compared as text.
 """
 
+import ctypes
+import fcntl
 import hashlib
 import json
 import os
+import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -22,6 +26,11 @@ import numpy as np
 from fedda.errors import InputError
 
 VERSION = 1  # of the layout below: a store of another version is imported anew
+LONGEST_ID = 1024  # bytes; all ids of a split are stored with the length of the longest
+WORK = ".fedda-import-"  # how the names of temporary folders begin
+
+_OLD = "old"  # in a temporary folder: a store that is being replaced
+_RANDOM = 8  # characters at the end of a name that `tempfile` chooses
 
 
 class Rows(NamedTuple):
@@ -108,35 +117,115 @@ class Store:
 
 def write(path: Path, source: Source, origin: Mapping[str, Any]) -> Store:
     """Writes a store, or replaces it, and opens it. `origin` says what it was made from."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as work:
-        folder = Path(work) / path.name
-        folder.mkdir()
-        splits: dict[str, Any] = {}
-        files: dict[str, Any] = {}
-        for name, clients in source.splits.items():
-            (folder / name).mkdir()
-            splits[name], written = _write_split(folder, name, clients)
-            files |= written
-        for name, text in source.texts().items():
-            with _Part(folder, name) as part:
-                part.write(text.encode())
-            files[name] = part.facts()
-        meta = {
-            "version": VERSION,
-            "origin": dict(origin),
-            "words": source.words,
-            "splits": splits,
-            "files": files,
-        }
-        with open(folder / "meta.json", "w", encoding="utf-8") as file:
-            json.dump(meta, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        if path.exists():
-            os.replace(path, Path(work) / "old")  # goes with the temporary folder
-        os.replace(folder, path)
+    with work_folder(path) as (work, _):
+        build(work / "new", source, origin)
+        put(work / "new", path)
     return open_store(path)
+
+
+def build(folder: Path, source: Source, origin: Mapping[str, Any]) -> None:
+    """Write a store into a folder, which must not exist."""
+    folder.mkdir()
+    splits: dict[str, Any] = {}
+    files: dict[str, Any] = {}
+    for name, clients in source.splits.items():
+        (folder / name).mkdir()
+        splits[name], written = _write_split(folder, name, clients)
+        files |= written
+    for name, text in source.texts().items():
+        with _Part(folder, name) as part:
+            part.write(text.encode())
+        files[name] = part.facts()
+    meta = {
+        "version": VERSION,
+        "origin": dict(origin),
+        "words": source.words,
+        "splits": splits,
+        "files": files,
+    }
+    with open(folder / "meta.json", "w", encoding="utf-8") as file:
+        json.dump(meta, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def work_folder(path: Path) -> Iterator[tuple[Path, int]]:
+    """Make a temporary folder beside a store, and remove those of imports that were killed.
+
+    Yields the folder and a file descriptor that locks it. While a process has the descriptor open,
+    nobody else removes the folder.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        with _opened(path.parent) as parent:
+            # Locked, so that nobody takes the new folder for an old one before it is locked too.
+            if _lock(parent, fcntl.LOCK_EX):
+                for left in path.parent.glob(f"{WORK}*"):
+                    _remove(left)
+            temporary = tempfile.TemporaryDirectory(prefix=f"{WORK}{path.name}-", dir=path.parent)
+            work = Path(stack.enter_context(temporary))
+            descriptor = stack.enter_context(_opened(work))
+            _lock(descriptor, fcntl.LOCK_SH)
+        yield work, descriptor
+
+
+def put(folder: Path, path: Path) -> None:
+    """Give a new store its path. An old store at the path goes to where the new one was.
+
+    Both are exchanged at once. Where the system cannot do that, a process that is killed between
+    two renames leaves no store at the path; then `recover` brings the old one back.
+    """
+    if path.exists():
+        if _exchange(folder, path):
+            return
+        os.rename(path, folder.with_name(_OLD))
+    os.rename(folder, path)
+
+
+def recover(path: Path) -> None:
+    """Bring back a store that was moved away by an import that was killed."""
+    if not path.exists():
+        for old in path.parent.glob(f"{WORK}{path.name}-{'?' * _RANDOM}/{_OLD}"):
+            with suppress(OSError), _opened(old.parent) as descriptor:
+                if _lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                    os.rename(old, path)
+
+
+def _remove(work: Path) -> None:
+    """Remove a temporary folder if the processes that used it have ended."""
+    recover(work.with_name(work.name.removeprefix(WORK)[: -_RANDOM - 1]))
+    with suppress(OSError), _opened(work) as descriptor:
+        if _lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            shutil.rmtree(work, ignore_errors=True)
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, how: int) -> bool:
+    """Lock a folder. False if another process has it, or the file system knows no locks."""
+    try:
+        fcntl.flock(descriptor, how)
+    except OSError:
+        return False
+    return True
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange the names of two folders at once. False where the system cannot do that."""
+    try:
+        rename = ctypes.CDLL(None).renameat2  # Linux's; Python has no function for it
+    except AttributeError:
+        return False
+    here, exchange = -100, 2  # AT_FDCWD and RENAME_EXCHANGE
+    return bool(rename(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0)
 
 
 def open_store(path: Path) -> Store:
@@ -145,15 +234,15 @@ def open_store(path: Path) -> Store:
     for name, facts in meta["files"].items():
         try:
             size = (path / name).stat().st_size
-        except OSError:
+        except (OSError, ValueError):
             raise Stale(f"{path / name} is missing") from None
         if size != facts["bytes"]:
             raise Stale(f"{path / name} has {size} bytes instead of {facts['bytes']}")
-    return Store(
-        path,
-        meta,
-        {name: _open_split(path / name, about) for name, about in meta["splits"].items()},
-    )
+    try:
+        splits = {name: _open_split(path / name, about) for name, about in meta["splits"].items()}
+    except (OSError, TypeError, ValueError, ArithmeticError) as error:
+        raise Stale(f"{path / 'meta.json'} does not fit the files beside it ({error})") from None
+    return Store(path, meta, splits)
 
 
 def verify(path: Path) -> None:
@@ -168,15 +257,40 @@ def verify(path: Path) -> None:
 def _meta(path: Path) -> dict[str, Any]:
     try:
         meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise Stale(f"{path} has no meta.json") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise Stale(f"{path / 'meta.json'} is not valid JSON") from None
     if not isinstance(meta, dict) or meta.get("version") != VERSION:
         raise Stale(f"{path} was written by another version of fedda")
     if not {"splits", "files", "words", "origin"} <= meta.keys():
         raise Stale(f"{path / 'meta.json'} lacks keys")
-    return meta
+    match meta:
+        case {"splits": dict(splits), "files": dict(files), "words": str(), "origin": dict()}:
+            if splits and all(map(_is_split, splits.values())) and all(map(_is_file, files.values())):
+                return meta
+    raise Stale(f"{path / 'meta.json'} has values of wrong types")
+
+
+def _is_file(facts: Any) -> bool:
+    match facts:
+        case {"bytes": int(), "sha256": str()}:
+            return True
+    return False
+
+
+def _is_split(about: Any) -> bool:
+    match about:
+        case {"clients": int(), "id": str(), "fields": {"x": _, "y": _} as fields}:
+            return all(map(_is_field, fields.values()))
+    return False
+
+
+def _is_field(about: Any) -> bool:
+    match about:
+        case {"dtype": str(), "shape": list(shape), "ragged": bool()}:
+            return all(isinstance(length, int) for length in shape)
+    return False
 
 
 class _Part:
@@ -257,7 +371,7 @@ def _write_split(
             examples = len(x.length) if isinstance(x, Rows) else len(x)
             for each, column in columns.items():
                 column.append(own[each], examples, name)
-            ids.append(name.encode())
+            ids.append(_encoded(name))
             counts.append(examples)
     finally:
         for column in columns.values():
@@ -288,9 +402,26 @@ def _write_split(
     return about, files
 
 
+def _encoded(client: str) -> bytes:
+    try:
+        encoded = client.encode()
+    except UnicodeEncodeError:
+        raise InputError(
+            f"the client id {client!r:.80} is not UTF-8, expected text. Rename the client."
+        ) from None
+    if len(encoded) > LONGEST_ID:
+        raise InputError(
+            f"the client id {client!r:.80} has {len(encoded):,} bytes, expected at most "
+            f"{LONGEST_ID:,}. Shorten it, or name another column of clients."
+        )
+    return encoded
+
+
 def _open_split(folder: Path, about: Mapping[str, Any]) -> Split:
     def array(name: str, dtype: Any, shape: Iterable[int] = ()) -> np.ndarray:
-        path = folder / name
+        path, kinds = folder / name, "S" if name == "client" else "biuf"
+        if np.dtype(dtype).kind not in kinds:
+            raise ValueError(f"{name} is of the type {dtype}")
         if not path.stat().st_size:  # an empty file cannot be mapped
             return np.zeros((0, *shape), dtype)
         return np.memmap(path, dtype, mode="r").reshape(-1, *shape)
@@ -302,9 +433,13 @@ def _open_split(folder: Path, about: Mapping[str, Any]) -> Split:
             array(f"{name}.first", np.int64) if about["ragged"] else None,
         )
 
-    return Split(
+    split = Split(
         start=array("start", np.int64),
         count=array("count", np.int64),
         fields={name: field(name, each) for name, each in about["fields"].items()},
         _names=array("client", about["id"]),
     )
+    for each in (split.start, split.count, split._names):
+        if len(each) != about["clients"]:
+            raise ValueError(f"{len(each)} entries for {about['clients']} clients")
+    return split
