@@ -145,7 +145,7 @@ def test_list_says_what_is_ready_stale_or_not_here(fedda, root, tmp_path, monkey
         fedda("data", "import", name, str(file), "--client", "who", "--label", "kind")
     own_file(tmp_path / "second.npz")
     os.utime(tmp_path / "second.npz", ns=(1, 1))
-    (root / ".first-unpacked-abc").mkdir()
+    (root / ".fedda-import-first-abc").mkdir()
     code, out, _ = fedda("data", "list")
     assert code == 0
     for task in ("digits", "emnist", "own"):
@@ -156,8 +156,7 @@ def test_list_says_what_is_ready_stale_or_not_here(fedda, root, tmp_path, monkey
     assert row(table, "emnist") == "emnist not here fedda data fetch emnist"
     assert row(table, "stackexchange") == "stackexchange not here fedda data import stackexchange"
     assert f"second is stale and not read: the files in {tmp_path / 'second.npz'} have ch" in out
-    assert f"{root / '.first-unpacked-abc'} is left of an import that was killed" in out
-    assert "delete it if no import is running" in out
+    assert f"{root / '.fedda-import-first-abc'} is of an import that still runs, or was" in out
     assert f"Kept in {root}" in out
 
 

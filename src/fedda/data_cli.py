@@ -33,6 +33,25 @@ SHOWN_CLIENTS = 2000  # of a federation that is too large to be looked at whole
 PLAIN_SECONDS = 10.0  # between two lines of progress where there is no terminal
 
 Name = Annotated[str, typer.Argument(help="A data set of `fedda data list`.")]
+Memory = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=1_000_000,
+        metavar="GB",
+        help="The most memory that reading the files may take.",
+        show_default="2 GB, or 50 times the size of the files if the machine has it",
+    ),
+]
+Minutes = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=1_000_000,
+        help="The most time that reading the files may take.",
+        show_default="2 minutes, and 20 seconds more for each MB of the files",
+    ),
+]
 
 
 @data_app.command("list")
@@ -50,7 +69,7 @@ def data_list() -> None:
         listing.add_column(column, justify="right", no_wrap=True)
     listing.add_column("state")
     listing.add_column("from", overflow="fold")
-    left = "is left of an import that was killed, or still runs: delete it if no import is running."
+    left = "is of an import that still runs, or was killed: then the next import removes it."
     notes = [f"{path} {left}" for path in datasets.leftovers()]
     for name in datasets.names():
         found = datasets.look(name)
@@ -75,10 +94,12 @@ def data_fetch(
         str | None,
         typer.Option(help="Another address below which the same files are.", metavar="URL"),
     ] = None,
+    memory: Memory = None,
+    minutes: Minutes = None,
 ) -> None:
     """Download a data set, check it and import it. Done again, it goes on where it was cut off."""
     with _reporting() as (track, tell), interruptible(f"Continue with: fedda data fetch {name}"):
-        opened = datasets.fetch_dataset(name, mirror, track, tell)
+        opened = datasets.fetch_dataset(name, mirror, track, tell, **_limits(memory, minutes))
     _print_store(name, opened)
     out.print(
         escape(f"The files downloaded are kept in {datasets.downloads(name)}"), soft_wrap=True
@@ -107,10 +128,12 @@ def data_import(
     replace: Annotated[
         bool, typer.Option("--replace", help="Instead of one of this name from other files.")
     ] = False,
+    memory: Memory = None,
+    minutes: Minutes = None,
 ) -> None:
     """Make a data set from files that are here already."""
     options: dict[str, Any] = {"client": client, "label": label, "features": feature}
-    given = {key: value for key, value in options.items() if value}
+    given = {key: value for key, value in options.items() if value} | _limits(memory, minutes)
     with _reporting() as (_, tell), interruptible("Nothing was imported."):
         before = datasets.look(name).origin
         opened = datasets.import_files(name, path, tell, replace, **given)
@@ -197,6 +220,13 @@ def data_show(
         out.print(f"Drawn in {path}")
     except ImportError as error:
         err.print(escape(str(error)))
+
+
+def _limits(memory: int | None, minutes: int | None) -> dict[str, Any]:
+    return {
+        "memory": None if memory is None else memory * 10**9,
+        "seconds": None if minutes is None else minutes * 60.0,
+    }
 
 
 def _facts(problem: tasks.Problem, some: Shards, histogram: np.ndarray | None) -> dict[str, str]:

@@ -5,14 +5,14 @@ import logging
 import os
 import re
 import shlex
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from fedda.data import archives, fetch, layouts, store
+from fedda import free_memory
+from fedda.data import archives, fetch, layouts, sandbox, store
 from fedda.data.catalogue import DATASETS
 from fedda.data.store import Client, Rows, Source, Stale, Store
 from fedda.errors import InputError, unknown
@@ -23,7 +23,15 @@ Track = Callable[[str], fetch.Progress]  # makes, for each file, what its downlo
 _DOWNLOADS = "downloads"  # a folder beside the stores
 _NAME = re.compile(rf"(?!{_DOWNLOADS}$)\w[\w.-]*")
 _OPTIONS = {"client": "--client", "label": "--label", "features": "--feature"}  # of the command
+_NEW = "new"  # the folder of a store that is being made
 _log = logging.getLogger(__name__)
+
+# What reading may take by default. JSON takes most memory, some ten times the size of the file;
+# Stack Overflow takes most time, as its archive unpacks to many times its size and is read twice.
+LEAST_MEMORY = 2 * 10**9  # bytes
+MEMORY_PER_BYTE = 50  # of the files, as far as the machine has it
+LEAST_SECONDS = 120.0
+SECONDS_PER_MB = 20.0
 
 
 def root() -> Path:
@@ -48,7 +56,7 @@ def names() -> list[str]:
 
 def leftovers() -> list[Path]:
     """Folders of imports that are at work, or that were killed: then they may be large."""
-    return sorted(path for path in root().glob(".*-*") if path.is_dir())
+    return sorted(root().glob(f"{store.WORK}*"))
 
 
 class State(NamedTuple):
@@ -61,6 +69,7 @@ class State(NamedTuple):
 
 def look(name: str) -> State:
     path = _place(name)
+    store.recover(path)
     if not path.exists():
         return State(None, "", {})
     origin = _origin(path)
@@ -95,6 +104,8 @@ def fetch_dataset(
     mirror: str | None = None,
     track: Track = lambda file: _unseen,
     tell: Tell = _log.info,
+    memory: int | None = None,
+    seconds: float | None = None,
 ) -> Store:
     """Downloads a data set and imports it; does only what has not been done."""
     if name not in DATASETS:
@@ -114,17 +125,26 @@ def fetch_dataset(
     opened, _, origin = look(name)
     if opened is not None and origin.get("path") == str(folder):
         return opened
-    return import_files(name, folder, tell, replace=True)
+    return import_files(name, folder, tell, True, memory, seconds)
 
 
 def import_files(
-    name: str, path: Path, tell: Tell = _log.info, replace: bool = False, **options: Any
+    name: str,
+    path: Path,
+    tell: Tell = _log.info,
+    replace: bool = False,
+    memory: int | None = None,
+    seconds: float | None = None,
+    **options: Any,
 ) -> Store:
     """Makes a store of a file, a folder or an archive, in any layout known for the data set.
 
     A name that is not in `DATASETS` is a federation of the user's own, read as a table; `options`
     are the names of its columns. A store that was made from other files, and can be read, is only
     replaced if that is asked for.
+
+    Files are read in a child process that may use so much `memory` (bytes) and take so many
+    `seconds`. By default both grow with the size of the files.
     """
     target, path = _place(name), path.expanduser().absolute()
     if name in DATASETS and options:
@@ -154,19 +174,30 @@ def import_files(
             f"there is a data set {name} already, from {before.origin.get('path', 'elsewhere')}. "
             "Choose another name, or replace it with --replace."
         )
-    root().mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{name}-unpacked-", dir=root()) as work:
-        reader, place = _unpacked(name, path, Path(work), tell)
-        tell(f"reading {place.name}")
-        source: Source = reader.read(place, name, **options)
-        origin = {
-            "reader": reader.__name__.rpartition(".")[2],
-            "path": str(path),
-            "fingerprint": fingerprint,
-            "options": options,
-        }
-        splits = {each: _told(each, own, tell) for each, own in source.splits.items()}
-        return store.write(target, source._replace(splits=splits), origin)
+    origin = {"path": str(path), "fingerprint": fingerprint, "options": options}
+    with store.work_folder(target) as (work, lock):
+        arguments = [name, str(path), str(work), origin]
+        what = f"the data set {name} in {path}"
+        sandbox.call(convert, arguments, what, _limits(name, path, memory, seconds), tell, lock)
+        store.put(work / _NEW, target)
+    return store.open_store(target)
+
+
+def convert(name: str, path: str, work: str, origin: dict[str, Any], tell: Tell) -> None:
+    """Make a store of some files, in the folder `work`. This runs in a child process."""
+    reader, place = _unpacked(name, Path(path), Path(work) / "unpacked", tell)
+    tell(f"reading {place.name}")
+    source: Source = reader.read(place, name, **origin["options"])
+    splits = {each: _told(each, own, tell) for each, own in source.splits.items()}
+    origin = {"reader": reader.__name__.rpartition(".")[2], **origin}
+    store.build(Path(work) / _NEW, source._replace(splits=splits), origin)
+
+
+def _limits(name: str, path: Path, memory: int | None, seconds: float | None) -> sandbox.Limits:
+    """What an import may use: enough for every layout, unless the files were made to use more."""
+    size = sum(file.stat().st_size for file in layouts.files(name, path))
+    usual = max(LEAST_MEMORY, min(MEMORY_PER_BYTE * size, free_memory.of_host()))
+    return sandbox.Limits(memory or usual, seconds or LEAST_SECONDS + SECONDS_PER_MB * size / 1e6)
 
 
 def verify(name: str) -> list[str]:
@@ -244,9 +275,13 @@ def _origin(path: Path) -> dict[str, Any]:
     """What a store was made from, also one of another version; nothing if it is not a store."""
     try:
         origin = json.loads((path / "meta.json").read_text(encoding="utf-8"))["origin"]
-    except (OSError, ValueError, KeyError, TypeError):
+        options = dict(origin.get("options", {}))
+        words = [origin.get("path", "")]
+        for option, value in options.items():
+            words += [_OPTIONS[option], *([value] if isinstance(value, str) else value)]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return {}
-    return origin if isinstance(origin, dict) else {}
+    return origin if all(isinstance(word, str) for word in words) else {}
 
 
 def _told(split: str, clients: Iterable[Client], tell: Tell) -> Iterator[Client]:

@@ -38,17 +38,23 @@ def packed(name: str, path: Path) -> list[Path]:
     return [file for file in expected if archives.is_archive(file)]
 
 
+def files(name: str, path: Path) -> list[Path]:
+    """The files of a data set at a path: archives, or those that its reader reads."""
+    archived = packed(name, path)
+    if archived or not (found := match(name, path)):
+        return archived
+    reader, place = found
+    own: list[Path] = reader.files(place, name)
+    return own
+
+
 def fingerprint(name: str, path: Path) -> str | None:
     """Tells one state of the files that are read from another by names, sizes and times.
 
     Any other file may come, change and go. None: there are no files of the data set.
     """
-    files = packed(name, path)
-    if not files and (found := match(name, path)):
-        reader, place = found
-        files = reader.files(place, name)
     facts = []
-    for file in sorted(files):
+    for file in sorted(files(name, path)):
         about = file.stat()
         facts.append([os.path.relpath(file, path), about.st_size, about.st_mtime_ns])
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest() if facts else None

@@ -71,7 +71,8 @@ def call(
         "limits": limits,
     }
     late = threading.Event()
-    kind, content = "", None
+    kind = ""  # of the last line that the child has printed
+    content: Any = None
     with tempfile.TemporaryFile() as order:
         order.write(json.dumps(job).encode())
         order.seek(0)
@@ -115,9 +116,7 @@ def call(
     raise InputError(_reason(what, limits, kind, content, process.returncode, late.is_set()))
 
 
-def _reason(
-    what: str, limits: Limits, kind: str, content: Any, code: int, late: bool
-) -> str:
+def _reason(what: str, limits: Limits, kind: str, content: Any, code: int, late: bool) -> str:
     """Why there is no result, for a person."""
     time = f"{limits.seconds:,.0f} seconds"
     memory = f"{limits.memory / 1e9:,.1f} GB of memory"

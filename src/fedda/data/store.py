@@ -267,7 +267,11 @@ def _meta(path: Path) -> dict[str, Any]:
         raise Stale(f"{path / 'meta.json'} lacks keys")
     match meta:
         case {"splits": dict(splits), "files": dict(files), "words": str(), "origin": dict()}:
-            if splits and all(map(_is_split, splits.values())) and all(map(_is_file, files.values())):
+            if (
+                splits
+                and all(map(_is_split, splits.values()))
+                and all(map(_is_file, files.values()))
+            ):
                 return meta
     raise Stale(f"{path / 'meta.json'} has values of wrong types")
 
