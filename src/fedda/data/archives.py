@@ -19,6 +19,7 @@ from fedda.errors import InputError
 
 LIMIT = 20 * 10**9  # bytes
 MEMBERS = 100_000
+DEPTH = 100  # folders within one another
 
 _CHUNK = 1 << 18
 _LONGEST_HEADER = 1 << 16  # a tar's names and attributes: tarfile holds a header in memory
@@ -104,6 +105,11 @@ class _Unpacking:
                 f"{self.archive} would write outside of its folder, to {name!r}. "
                 "Nothing of it was used; get the file from a source you trust."
             )
+        if len(path.parts) > DEPTH:
+            raise InputError(
+                f"{self.archive} holds {name[:60]!r}..., {len(path.parts):,} folders deep; expected "
+                f"at most {DEPTH}. If that is right, unpack it yourself and import the folder."
+            )
         self.members += 1
         if self.members > MEMBERS:
             raise InputError(
@@ -180,7 +186,10 @@ def _unpack_tar(work: _Unpacking) -> None:
                     work.add_folder(target)
                 else:
                     work.add_file(target, tar.extractfile(member))
-    except tarfile.TarError as error:
+    except InputError:
+        raise
+    except (tarfile.TarError, ValueError, ArithmeticError) as error:
+        # The latter two where a number in an extended header is none, or is too large.
         raise work.damaged(error) from None
 
 

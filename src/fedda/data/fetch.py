@@ -21,6 +21,7 @@ from fedda.errors import InputError
 Progress = Callable[[int, int | None], None]  # bytes so far, and of the whole if that is known
 
 _CHUNK = 1 << 16
+_NUMBER = "[0-9]{1,18}"  # of bytes, as a server writes it
 
 
 def download(
@@ -100,7 +101,7 @@ def _fill(part: Path, url: str, progress: Progress, timeout: float) -> None:
                 return _fill(part, url, progress, timeout)
         else:
             length = response.headers.get("Content-Length", "")
-            have, total = 0, int(length) if length.isdecimal() else None
+            have, total = 0, int(length) if re.fullmatch(_NUMBER, length) else None
             part.write_bytes(b"")
             _remember_version(part, url, response.headers)
         with open(part, "ab") as file:
@@ -158,7 +159,8 @@ def _failed(url: str, why: object, have: int = 0) -> InputError:
 def _range(headers: Any) -> tuple[int | None, int | None]:
     """Where a part begins and how long the whole is: `bytes 5-9/10`, or `bytes */10`."""
     found = re.fullmatch(
-        r"bytes (?:(\d+)-\d+|\*)/(?:(\d+)|\*)", headers.get("Content-Range", "").strip()
+        rf"bytes (?:({_NUMBER})-{_NUMBER}|\*)/(?:({_NUMBER})|\*)",
+        headers.get("Content-Range", "").strip(),
     )
     begin, total = found.groups() if found else (None, None)
     return int(begin) if begin else None, int(total) if total else None

@@ -175,7 +175,7 @@ def _parquet(file: Path, names: Sequence[str]) -> Columns:
 def _parsing(file: Path) -> Iterator[None]:
     try:
         yield
-    except InputError:
+    except (InputError, MemoryError):
         raise
     except Exception as error:  # parsers raise many: whatever they trip over, it is the file
         raise InputError(f"{file} cannot be read: {error}") from None

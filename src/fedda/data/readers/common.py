@@ -7,6 +7,8 @@ import numpy as np
 
 from fedda.errors import InputError
 
+DEFLATE = 1032  # the most by which gzip can shrink anything
+
 Arrays = dict[str, np.ndarray]  # over a client's examples; byte strings as objects
 
 

@@ -16,6 +16,7 @@ from typing import BinaryIO
 import numpy as np
 
 from fedda.data.readers import matlab
+from fedda.data.readers.common import DEFLATE
 from fedda.data.readers.matlab import Matrix
 from fedda.data.store import Client, Source
 from fedda.errors import InputError
@@ -25,7 +26,6 @@ CLASSES = {"byclass": 62, "digits": 10}
 SPLITS = ("train", "test")
 MOST_IMAGES = 2_000_000  # of a file: the largest official one has 697,932
 MOST_BYTES = 2 * 10**9  # of a MATLAB file
-DEFLATE = 1032  # the most by which gzip can shrink anything
 WORDS = "EMNIST ({}) by its authors, turned upright and to dark ink on white"
 _ADVICE = "Download or unpack it again."
 

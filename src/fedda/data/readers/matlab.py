@@ -39,7 +39,7 @@ def variable(file: Path, wanted: str, most_bytes: int) -> Matrix:
                 name, value = _matrix(order, content)
                 if name == wanted:
                     return value
-    except (ValueError, struct.error, zlib.error) as error:
+    except (ValueError, OverflowError, struct.error, zlib.error) as error:
         raise InputError(f"{file} is damaged or cut short ({error}). Unpack it anew.") from None
     return None
 
@@ -72,13 +72,13 @@ def _matrix(order: str, data: memoryview, depth: int = 0) -> tuple[str, Matrix]:
         return "", None
     _, flags, data = _element(order, data)
     kind, content, data = _element(order, data)
-    shape = _values(order, kind, content).tolist()
+    shape = _lengths(order, kind, content)
     _, name, data = _element(order, data)
     what = struct.unpack_from(f"{order}I", flags)[0] & 0xFF
     value: Matrix = None
     if what == STRUCT and math.prod(shape) == 1 and depth < 2:
         kind, content, data = _element(order, data)
-        (width,) = _values(order, kind, content).tolist()
+        (width,) = _lengths(order, kind, content)
         _, names, data = _element(order, data)
         value = {}
         for start in range(0, len(names), max(width, 1)):
@@ -89,6 +89,14 @@ def _matrix(order: str, data: memoryview, depth: int = 0) -> tuple[str, Matrix]:
         kind, content, _ = _element(order, data)
         value = _values(order, kind, content).reshape(shape, order="F")
     return bytes(name).decode("ascii"), value
+
+
+def _lengths(order: str, kind: int, content: memoryview) -> list[int]:
+    lengths = _values(order, kind, content)
+    if lengths.dtype.kind not in "iu" or (lengths < 0).any():
+        raise ValueError(f"{lengths[:3].tolist()} stands where lengths belong")
+    found: list[int] = lengths.tolist()
+    return found
 
 
 def _values(order: str, kind: int, content: memoryview) -> np.ndarray:

@@ -25,9 +25,12 @@ from typing import NoReturn
 from xml.parsers import expat
 
 from fedda.data import text
+from fedda.data.readers.common import check_id
 from fedda.data.store import Source
 from fedda.data.text import Post
 from fedda.errors import InputError
+
+LONGEST_ROW = 1 << 24  # bytes of the file: the body of a post has at most 30,000 characters
 
 _QUESTION, _ANSWER = 1, 2  # the PostTypeIds that count; wiki pages and the like are passed over
 
@@ -88,6 +91,7 @@ def _fill(database: sqlite3.Connection, sites: Mapping[str, Path]) -> str:
     """Puts the examples of all sites into the database, by user. Returns what it did, in words."""
     database.execute(_POSTS)
     for site, file in sites.items():
+        check_id(site, file, "Rename the folder of the site.")
         for place, attributes in _rows(file):
             row = _post(attributes, place)
             if row is not None:
@@ -137,6 +141,8 @@ def _rows(file: Path) -> Iterator[tuple[str, dict[str, str]]]:
             while piece:
                 piece = content.read(1 << 18)
                 parser.Parse(piece, not piece)  # the end may complete a row, or show it is missing
+                if content.tell() - parser.CurrentByteIndex > LONGEST_ROW:
+                    _refuse(place(), f"a row of at most {LONGEST_ROW:,} bytes", "a longer one")
                 yield from found
                 found.clear()
     except expat.ExpatError as error:

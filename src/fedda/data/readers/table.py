@@ -16,6 +16,7 @@ import numpy as np
 from fedda.data import text
 from fedda.data.readers import columns
 from fedda.data.readers.columns import Columns
+from fedda.data.readers.common import check_id
 from fedda.data.store import Client, Source
 from fedda.errors import InputError
 
@@ -175,6 +176,7 @@ def _file_each(files: Sequence[Path], names: _Names) -> _Part:
                 raise InputError(
                     f"{file} has {names.client!r}, but {files[0]} has not: either all or none."
                 )
+            check_id(file.stem, file, "Rename the file.")
             found = columns.load(file, [names.label, *names.features])
             yield file.stem, _checked(file, found, names)
 
