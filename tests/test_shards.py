@@ -75,6 +75,25 @@ def test_lists_of_numbers_are_arrays():
     np.testing.assert_array_equal(shards.y, [3, 8, 9])
 
 
+def test_a_table_of_numbers_and_booleans_is_an_array():
+    """What NumPy makes of a data frame with a column of booleans is an array of objects."""
+    table = np.array([[1.5, True], [2, np.False_], [np.float32(0.5), True]], object)
+    shards = from_clients([(table, np.array([True, False, True], object))])
+    np.testing.assert_array_equal(shards.x, np.float32([[1.5, 1], [2, 0], [0.5, 1]]))
+    np.testing.assert_array_equal(shards.y, [True, False, True])
+    run = fedda.run(
+        "fedavg",
+        fedda.Model(lambda key: jnp.zeros((2, 2)), lambda params, x: x @ params),
+        [(table, np.array([1, 0, 1], object))],
+        fedda.losses.cross_entropy,
+        cohort=1,
+        rounds=1,
+    )
+    assert np.isfinite(run.params).all()
+    empty = np.zeros((0, 2), object)
+    assert from_clients([(table, [0, 1, 0]), (empty, [])]).x.shape == (3, 2)
+
+
 # --------------------------------------------------------------------------------- what is wrong
 
 

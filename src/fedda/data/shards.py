@@ -8,6 +8,7 @@ A federation that is too large for the device stays on disk, and the device hold
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from numbers import Real
 from typing import Any
 
 import jax
@@ -144,6 +145,9 @@ def _checked(values: Any, name: str) -> np.ndarray:
         array = np.asarray(values)
     except ValueError:  # NumPy's word for rows of different lengths
         array = np.asarray(None)
+    if array.dtype == object and all(isinstance(each, Real | np.bool_) for each in array.flat):
+        # A table with columns of numbers and of booleans.
+        array = np.array(array.tolist()).reshape(array.shape)
     if isinstance(next(array.flat, None), (str, bytes)):
         raise InputError(
             f"{name} is text; expected numbers. Those of labels are np.searchsorted(classes, "
