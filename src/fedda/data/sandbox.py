@@ -52,7 +52,7 @@ def call(
     """Call `function(*arguments, tell=tell)` in a child process and return its result.
 
     Args:
-        function: A function of a module of this package.
+        function: A function that its module has under its own name.
         arguments: Its arguments, which JSON can express, as it must its result.
         what: The input, for messages.
         limits: What the child may use. It is killed when the time is over.
