@@ -1,4 +1,4 @@
-"""What `test_sandbox` calls in a child process. It imports little, so that the child starts soon."""
+"""What `test_sandbox` calls in a child process, which starts soon as this imports little."""
 
 import os
 import resource
@@ -35,7 +35,7 @@ def recurse(tell):
 
 
 def open_nothing(tell):
-    open("/nowhere/at/all")
+    os.stat("/nowhere/at/all")
 
 
 def allocate(size, tell):

@@ -1,6 +1,7 @@
 """Archives are unpacked whole or refused, and never write outside of their folder."""
 
 import bz2
+import contextlib
 import gzip
 import io
 import lzma
@@ -268,6 +269,33 @@ def test_too_many_members_are_refused(tmp_path, monkeypatch):
 )
 def test_a_tar_that_lies_is_refused(tmp_path, content, words):
     refused(tmp_path, "x.tar", content, words)
+
+
+@pytest.mark.parametrize("key", ["size", "mtime", "uid", "GNU.sparse.size", "GNU.sparse.realsize"])
+@pytest.mark.parametrize("value", ["many", "9" * 5000, "nan", "1e999"])
+def test_numbers_in_extended_headers_that_are_none_are_no_traceback(tmp_path, key, value):
+    """Such a header is refused, or counts as 0 where nobody asks for it."""
+    line = f" {key}={value}\n".encode()
+    length = next(n for n in range(len(line), len(line) + 9) if len(str(n)) + len(line) == n)
+    extended = str(length).encode() + line
+    content = tar_of((header(b"h", len(extended), b"x"), extended), (header(b"a", 5), b"first"))
+    (tmp_path / "x.tar").write_bytes(content)
+    with contextlib.suppress(InputError):
+        archives.unpack(tmp_path / "x.tar", tmp_path / "into")
+        assert found(tmp_path / "into") in ({"a": b"first"}, {"a": b""})
+
+
+@pytest.mark.parametrize("pack", [plain_tar, zip_of])
+def test_a_path_that_is_too_deep_is_refused(tmp_path, pack):
+    """Python makes a folder within a folder by recursion, and so removes it."""
+    with tarfile.open(tmp_path / "deep.tar", "w") as archive:
+        archive.addfile(tarfile.TarInfo("a/" * 1500 + "b"))
+    content = (tmp_path / "deep.tar").read_bytes()
+    (tmp_path / "deep.tar").unlink()
+    if pack is zip_of:
+        refused(tmp_path, "x.zip", zip_of({"a/" * 1500 + "b": b""}), "a path of 1,501 folders")
+    else:
+        refused(tmp_path, "x.tar", content, "a path of 1,501 folders")
 
 
 def test_unusual_zips_are_refused(tmp_path):

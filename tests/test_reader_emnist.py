@@ -185,6 +185,28 @@ def test_matlab_file_as_matlab_writes_it(tmp_path, order, packed):
         )
 
 
+@pytest.mark.parametrize(
+    ("dims", "width"),
+    [
+        ((7, struct.pack("<2f", 1, 1)), (5, struct.pack("<i", 16))),
+        ((9, struct.pack("<2d", 1, 1)), (5, struct.pack("<i", 16))),
+        ((5, struct.pack("<2i", -1, -1)), (5, struct.pack("<i", 16))),
+        ((13, struct.pack("<2Q", 2**63, 0)), (5, struct.pack("<i", 16))),
+        ((5, struct.pack("<2i", 1, 1)), (7, struct.pack("<f", 16))),
+        ((5, struct.pack("<2i", 1, 1)), (5, struct.pack("<i", -16))),
+    ],
+)
+@pytest.mark.parametrize("what", [2, 6])
+def test_lengths_in_a_matlab_file_that_are_none(tmp_path, dims, width, what):
+    """The shape of an array (6) or a struct (2), or the width of a struct's names."""
+    content = element("<", 6, struct.pack("<II", what, 0)) + element("<", *dims)
+    content += element("<", 1, b"dataset") + element("<", *width) + element("<", 1, bytes(16))
+    head = b"MATLAB 5.0 MAT-file".ljust(124) + struct.pack("<HH", 0x0100, 0x4D49)
+    (tmp_path / "emnist-byclass.mat").write_bytes(head + element("<", 14, content))
+    with pytest.raises(InputError, match=r"emnist-byclass\.mat"):
+        clients(tmp_path)
+
+
 def test_a_matlab_file_of_another_level(tmp_path):
     head = b"MATLAB 7.3 MAT-file".ljust(124) + struct.pack("<HH", 0x0200, 0x4D49)
     (tmp_path / "emnist-byclass.mat").write_bytes(head + bytes(512))

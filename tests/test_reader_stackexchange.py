@@ -290,6 +290,27 @@ def test_a_document_type_is_refused_before_it_can_do_harm(tmp_path, monkeypatch,
         stackexchange.read(tmp_path, "stackexchange")
 
 
+def test_a_row_without_end_is_refused(tmp_path, monkeypatch):
+    """A parser holds an attribute in memory as far as it has come, however long it is."""
+    monkeypatch.setattr(stackexchange, "LONGEST_ROW", 1 << 19)
+    long = question(3, 1, "<p>a</p>" * 40_000, "b", "<t>")  # 720 kB, as < and > are escaped
+    dump(tmp_path / "site", *SMALL, long)
+    with pytest.raises(InputError, match=r"line 5: expected a row of at most 524,288 bytes"):
+        imported(tmp_path, tmp_path / "store")
+    dump(
+        tmp_path / "site",
+        *SMALL * 1,
+        *(question(k, 1, "a" * 999, "b", "<t>") for k in range(3, 999)),
+    )
+    imported(tmp_path, tmp_path / "store")
+
+
+def test_a_site_whose_name_is_not_utf8_is_refused(tmp_path):
+    dump(tmp_path / "all" / os.fsdecode(b"caf\xe9"), *SMALL)
+    with pytest.raises(InputError, match=r"the client id 'caf\\udce9' is not UTF-8. Rename"):
+        imported(tmp_path / "all", tmp_path / "store")
+
+
 def test_a_file_cut_anywhere_is_refused(tmp_path):
     whole = BOM + HEAD + b"".join(SMALL) + TAIL.rstrip()
     file = tmp_path / "Posts.xml"

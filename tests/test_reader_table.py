@@ -504,6 +504,21 @@ def test_files_of_clients_must_agree(tmp_path):
         clients(tmp_path)
 
 
+def test_a_file_whose_name_is_not_utf8_is_no_client(tmp_path):
+    """Its name would be the client's id."""
+    for name in (b"anna", b"caf\xe9"):
+        npz(tmp_path / os.fsdecode(name + b".npz"), x=np.eye(5), y=np.arange(5) % 2)
+    with pytest.raises(InputError, match=r"the client id 'caf\\udce9' is not UTF-8. Rename the f"):
+        store.write(tmp_path / "store", table.read(tmp_path, "mine"), {})
+
+
+def test_columns_of_booleans_are_zeros_and_ones(tmp_path):
+    flags = np.arange(10) % 3 == 0
+    path = parquet(tmp_path / "mine.parquet", COLUMNS | {"height": flags})
+    both = np.stack([flags, WIDTH], axis=1).astype(np.float32)
+    assert whole(path) == expected(both)
+
+
 def test_a_misspelt_client_is_not_taken_for_files_of_clients(tmp_path):
     npz(tmp_path / "a.npz", writer=CLIENT, **{key: TEN[key] for key in "xy"})
     words = r"no column 'writr'\. It has: writer, x, y.* with --client, --label and --feature"

@@ -658,9 +658,61 @@ def strings(file):
     file["examples/f10_1/label"] = ["1", "2", "3"]
 
 
+def replaced(file, name, make):
+    """Replaces a client's images, which another file has as well."""
+    other = Path(file.filename).with_name("other.h5")
+    with h5py.File(other, "w") as outside:
+        outside["outside"] = file[name][()]
+    del file[name]
+    make(file, name, other)
+
+
+def linked_outside(file):
+    def make(file, name, other):
+        file[name] = h5py.ExternalLink(other, "/outside")
+
+    replaced(file, "examples/f10_1/pixels", make)
+
+
+def linked_inside(file):
+    file["elsewhere"] = file["examples/f10_1"]
+    del file["examples/f10_1"]
+    file["examples/f10_1"] = h5py.SoftLink("/elsewhere")
+
+
+def stored_outside(file):
+    def make(file, name, other):
+        raw = [(str(other), 0, 3 * 784 * 4)]
+        file.create_dataset(name, (3, 28, 28), np.float32, external=raw)
+
+    replaced(file, "examples/f10_1/pixels", make)
+
+
+def seen_outside(file):
+    def make(file, name, other):
+        whole = h5py.VirtualLayout((3, 28, 28), np.float32)
+        whole[:] = h5py.VirtualSource(other, "outside", shape=(3, 28, 28))
+        file.create_virtual_dataset(name, whole)
+
+    replaced(file, "examples/f10_1/pixels", make)
+
+
+def nothing_stored(file):
+    """Seven kilobytes that would be read as fill values."""
+    del file["examples/f10_1"]
+    group = file.create_group("examples/f10_1")
+    group.create_dataset("pixels", (10**5, 28, 28), np.float32, fillvalue=1)
+    group.create_dataset("label", (10**5,), np.int32)
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
+        (linked_outside, r"'pixels' is a link \(ExternalLink\), expected data in the file"),
+        (linked_inside, r"'f10_1' is a link \(SoftLink\), expected data in the file"),
+        (stored_outside, "'pixels' lies in another file"),
+        (seen_outside, "'pixels' lies in another file"),
+        (nothing_stored, "'pixels' has 313,600,000 bytes, of which the file stores only 0"),
         (moved, "no group 'examples'"),
         (no_client, "'zz' is no group"),
         (fewer_labels, r"'label' has the shape \(2,\) for 3 examples"),
@@ -693,6 +745,16 @@ def test_odd_hdf5_files_are_refused(tmp_path, damage, words):
         ("UPDATE examples SET serialized_example_proto = NULL", "example 0: expected bytes"),
         ("UPDATE examples SET serialized_example_proto = x'0a05'", "example 0: .* damaged at byte"),
         ("UPDATE client_metadata SET client_id = CAST(x'ff' AS TEXT)", "decode|every id once"),
+        (
+            "ALTER TABLE examples RENAME TO e; CREATE VIEW examples AS SELECT rowid, * FROM e",
+            "computes what it holds, for example in a view",
+        ),
+        (
+            "DROP TABLE client_metadata; CREATE VIEW client_metadata AS WITH RECURSIVE n(k) AS "
+            "(SELECT 1 UNION ALL SELECT k + 1 FROM n LIMIT 9) SELECT 'c' || k AS client_id, "
+            "'all_train' AS split_name, 0 AS num_examples FROM n",
+            "computes what it holds, for example in a view",
+        ),
         ("DROP TABLE examples", "no such table: examples"),
         ("ALTER TABLE examples RENAME client_id TO client", "no such column: client_id"),
         ("DROP TABLE client_metadata", "no such table: client_metadata"),
@@ -701,7 +763,7 @@ def test_odd_hdf5_files_are_refused(tmp_path, damage, words):
 def test_odd_sqlite_files_are_refused(tmp_path, change, words):
     write_sqlite(tmp_path, "emnist", some("emnist"))
     with closing(sqlite3.connect(tmp_path / "emnist_all.sqlite")) as base, base:
-        base.execute(change)
+        base.executescript(change)
     refused(tmp_path, "sqlite", "emnist", words)
 
 

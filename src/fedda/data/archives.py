@@ -107,8 +107,9 @@ class _Unpacking:
             )
         if len(path.parts) > DEPTH:
             raise InputError(
-                f"{self.archive} holds {name[:60]!r}..., {len(path.parts):,} folders deep; expected "
-                f"at most {DEPTH}. If that is right, unpack it yourself and import the folder."
+                f"{self.archive} holds a path of {len(path.parts):,} folders, {name[:60]!r}...; "
+                f"expected at most {DEPTH}. If that is right, unpack it yourself and import the "
+                "folder."
             )
         self.members += 1
         if self.members > MEMBERS:

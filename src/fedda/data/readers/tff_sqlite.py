@@ -1,5 +1,6 @@
 """TensorFlow Federated's SQLite files: a row for each example, which is a tf.train.Example."""
 
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -101,6 +102,11 @@ def _rows(file: Path, query: str, *values: str) -> Iterator[tuple[Any, ...]]:
             connection.set_authorizer(_authorise)
             yield from connection.execute(query, values)
     except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter if it cannot even say so
+        if re.search("not authorized|prohibited", str(error)):
+            raise InputError(
+                f"{file} computes what it holds, for example in a view ({error}); expected plain "
+                f"tables. {ADVICE}"
+            ) from None
         raise InputError(
             f"{file} is damaged or none of TensorFlow Federated's SQLite files ({error}). {ADVICE}"
         ) from None
