@@ -1,6 +1,10 @@
 """A store gives back exactly what was written, and nothing that was not written whole."""
 
+import copy
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -146,3 +150,142 @@ def test_what_does_not_fit_together_is_refused(tmp_path, wrong, words):
     with pytest.raises(InputError, match=words):
         store.write(tmp_path / "s", Source({"train": wrong}), {})
     assert not list(tmp_path.iterdir())
+
+
+def test_a_client_id_is_bounded(tmp_path):
+    """All ids of a split are stored as long as the longest: a long one would cost it many times."""
+    one = {"x": np.zeros((1, 2)), "y": np.zeros(1)}
+    longest = "é" * (store.LONGEST_ID // 2)
+    made = store.write(tmp_path / "s", Source({"train": [(longest, one)]}), {})
+    assert made.splits["train"].clients == [longest]
+    with pytest.raises(InputError, match=r"the client id 'aaa.* has 1,025 bytes, expected at most"):
+        store.write(tmp_path / "t", Source({"train": [("a" * 1025, one)]}), {})
+    with pytest.raises(InputError, match=r"the client id 'a\\udcff' is not UTF-8"):
+        store.write(tmp_path / "t", Source({"train": [("a\udcff", one)]}), {})
+
+
+# ------------------------------------------------------------------ metadata that was tampered with
+
+
+def values_in(tree, path=()):
+    """The paths to all values in nested dictionaries and lists."""
+    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+        yield (*path, key)
+        if isinstance(value, dict | list):
+            yield from values_in(value, (*path, key))
+
+
+def with_value(tree, path, value):
+    tree = copy.deepcopy(tree)
+    part = tree
+    for key in path[:-1]:
+        part = part[key]
+    part[path[-1]] = value
+    return tree
+
+
+WRONG = [None, [], {}, [1], {"a": 1}, "a", "O", "i4,f4", -1, 1.5, 10**30, "../x", "\0", [10**30]]
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_metadata_of_wrong_types_are_stale_or_harmless(tmp_path, ragged):
+    """Every value in turn becomes each of many others."""
+    path = tmp_path / "mine"
+    source = Source({"train": clients(np.random.default_rng(0), "abc", ragged)})
+    store.write(path, source, {"path": "here", "options": {"client": "c", "features": ["f"]}})
+    meta = json.loads((path / "meta.json").read_text())
+    stale = 0
+    for place in values_in(meta):
+        for value in WRONG:
+            (path / "meta.json").write_text(json.dumps(with_value(meta, place, value)))
+            try:
+                opened = store.open_store(path)
+                store.verify(path)
+            except Stale:
+                stale += 1
+                continue
+            well_typed = place[0] in ("origin", "words") or (ragged and "shape" in place)
+            assert well_typed, (place, value)
+            assert isinstance(opened.meta["words"], str)
+            assert isinstance(opened.meta["origin"], dict)
+    assert stale > 100
+    (path / "meta.json").write_text("[" * 10**5)
+    with pytest.raises(Stale, match="not valid JSON"):
+        store.open_store(path)
+
+
+# ------------------------------------------------------------------------------ killed replacements
+
+# Writes a store anew in one process after another. The k-th is killed before the k-th operation on
+# the names of files and folders, of which Python tells by audit events, and before the exchange.
+KILLED = """
+import os, sys, types
+from pathlib import Path
+
+package = types.ModuleType("fedda")  # which would import JAX
+package.__path__ = [sys.argv[1]]
+sys.modules["fedda"] = package
+from fedda.data import store
+import numpy as np
+
+path = Path(sys.argv[2]) / "mine"
+if sys.argv[3] == "renames":
+    store._exchange = lambda one, other: False
+
+def source(value):
+    one = np.full(1, value)
+    return store.Source({"train": [("a", {"x": one, "y": one})]})
+
+def kill_at(number):
+    left = number
+    def event(name, arguments):
+        nonlocal left
+        if name in ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "ctypes.dlsym"):
+            left -= 1
+            if left < 0:
+                os._exit(9)
+    sys.addaudithook(event)
+
+store.write(path, source(0), {})
+new = number = 0
+while True:
+    child = os.fork()
+    if not child:
+        kill_at(number)
+        store.write(path, source(number + 1), {})
+        os._exit(0)
+    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if sys.argv[3] == "renames":
+        store.recover(path)
+    found = int(store.open_store(path).splits["train"].column("x", 0)[0])
+    store.verify(path)
+    assert found in (new, number + 1), (found, number)
+    new, number = found, number + 1
+    if ended == 0:
+        break
+left = [each.name for each in path.parent.iterdir()]
+assert left == ["mine"], left
+assert found == number
+print(number)
+"""
+
+
+@pytest.mark.parametrize("how", ["exchange", "renames"])
+def test_a_replacement_killed_at_any_step_leaves_the_old_or_the_new_store(tmp_path, how):
+    """Where two folders cannot be exchanged, the old store is brought back when it is opened."""
+    package = Path(store.__file__).parents[1]
+    command = [sys.executable, "-c", KILLED, package, tmp_path, how]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 8, "as many steps"
+
+
+def test_folders_of_dead_imports_are_removed_and_those_of_live_ones_are_not(tmp_path):
+    dead = tmp_path / ".fedda-import-other-12345678"
+    (dead / "unpacked").mkdir(parents=True)
+    (tmp_path / ".config-of-another-program").mkdir()
+    with store.work_folder(tmp_path / "first") as (live, _):
+        written(tmp_path)
+        assert live.exists()
+    names = {each.name for each in tmp_path.iterdir()}
+    assert names == {"mine", ".config-of-another-program"}

@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -267,11 +268,8 @@ def _meta(path: Path) -> dict[str, Any]:
         raise Stale(f"{path / 'meta.json'} lacks keys")
     match meta:
         case {"splits": dict(splits), "files": dict(files), "words": str(), "origin": dict()}:
-            if (
-                splits
-                and all(map(_is_split, splits.values()))
-                and all(map(_is_file, files.values()))
-            ):
+            parts = [*map(_is_split, splits.values()), *map(_is_file, files.values())]
+            if splits and files and all(parts):
                 return meta
     raise Stale(f"{path / 'meta.json'} has values of wrong types")
 
@@ -285,15 +283,17 @@ def _is_file(facts: Any) -> bool:
 
 def _is_split(about: Any) -> bool:
     match about:
-        case {"clients": int(), "id": str(), "fields": {"x": _, "y": _} as fields}:
-            return all(map(_is_field, fields.values()))
+        case {"clients": int(), "id": str(id_type), "fields": {"x": _, "y": _} as fields}:
+            text = re.fullmatch(r"\|S[0-9]{1,4}", id_type)
+            return text is not None and all(map(_is_field, fields.values()))
     return False
 
 
 def _is_field(about: Any) -> bool:
     match about:
-        case {"dtype": str(), "shape": list(shape), "ragged": bool()}:
-            return all(isinstance(length, int) for length in shape)
+        case {"dtype": str(dtype), "shape": list(shape), "ragged": bool()}:
+            number = re.fullmatch("[<>|][biuf][0-9]{1,2}", dtype)
+            return number is not None and all(isinstance(length, int) for length in shape)
     return False
 
 
@@ -423,9 +423,7 @@ def _encoded(client: str) -> bytes:
 
 def _open_split(folder: Path, about: Mapping[str, Any]) -> Split:
     def array(name: str, dtype: Any, shape: Iterable[int] = ()) -> np.ndarray:
-        path, kinds = folder / name, "S" if name == "client" else "biuf"
-        if np.dtype(dtype).kind not in kinds:
-            raise ValueError(f"{name} is of the type {dtype}")
+        path = folder / name
         if not path.stat().st_size:  # an empty file cannot be mapped
             return np.zeros((0, *shape), dtype)
         return np.memmap(path, dtype, mode="r").reshape(-1, *shape)
@@ -443,7 +441,11 @@ def _open_split(folder: Path, about: Mapping[str, Any]) -> Split:
         fields={name: field(name, each) for name, each in about["fields"].items()},
         _names=array("client", about["id"]),
     )
-    for each in (split.start, split.count, split._names):
-        if len(each) != about["clients"]:
-            raise ValueError(f"{len(each)} entries for {about['clients']} clients")
+    for index in (split.start, split.count, split._names):
+        if len(index) != about["clients"]:
+            raise ValueError(f"{len(index)} entries for {about['clients']} clients")
+    for own in split.fields.values():
+        rows = len(own.values if own.length is None else own.length)
+        if rows != split.num_examples:
+            raise ValueError(f"{rows} rows for {split.num_examples} examples")
     return split
