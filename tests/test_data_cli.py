@@ -17,8 +17,9 @@ import h5py
 import numpy as np
 import pytest
 
-from fedda.data import catalogue, datasets
+from fedda.data import catalogue, datasets, sandbox
 from fedda.data.catalogue import Download
+from fedda.errors import InputError
 from test_datasets import tar_bz2
 from test_fetch import CONTENT, Server, server  # noqa: F401 - a fixture
 
@@ -136,6 +137,37 @@ def test_what_cannot_be_read_may_be_replaced(fedda, root, tmp_path):
     code, out, _ = fedda("data", "import", "mine", str(second), *columns)
     assert code == 0
     assert f"It replaced mine from {first} " in out
+
+
+def test_limits_are_told_in_the_help_and_may_be_raised(fedda, tmp_path, monkeypatch):
+    words = " ".join(re.sub("[│╭╮╰╯─]", " ", fedda("data", "import", "--help")[1]).split())
+    assert "2 GB, or 50 times the size of the files if the machine has it" in words
+    assert "2 minutes, and 20 seconds more for each MB of the files" in words
+    given = []
+
+    def call(function, arguments, what, limits, tell, lock):
+        given.append(limits)
+        raise InputError("no.")
+
+    monkeypatch.setattr(sandbox, "call", call)
+    file = own_file(tmp_path / "mine.npz")
+    fedda("data", "import", "mine", str(file), "--memory", "7", "--minutes", "3")
+    assert given == [(7 * 10**9, 180)]
+
+
+def test_progress_of_the_child_process_is_shown(fedda, tmp_path):
+    file = own_file(tmp_path / "mine.npz")
+    _, _, err = fedda("data", "import", "mine", str(file), "--client", "who", "--label", "kind")
+    assert err == "reading mine.npz\n", "the first message; others come every ten seconds"
+
+
+def test_a_path_that_is_not_utf8_can_be_printed(fedda, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    own_file(folder / "mine.npz")
+    datasets.import_files("mine", folder, client="who", label="kind")
+    assert r"caf\udce9/mine.npz" in fedda("data", "list")[1]
 
 
 def test_list_says_what_is_ready_stale_or_not_here(fedda, root, tmp_path, monkeypatch):

@@ -371,6 +371,29 @@ def test_ones_own_federation_keeps_its_options(tmp_path, monkeypatch):
     assert datasets.names() == ["letters", "byhand", "mine"]
 
 
+@pytest.mark.parametrize(
+    "origin",
+    [
+        {"path": ["raw"]},
+        {"path": None},
+        {"path": "raw", "options": ["client"]},
+        {"path": "raw", "options": {"client": 5}},
+        {"path": "raw", "options": {"features": [["f"]]}},
+        {"path": "raw", "options": {"other": "f"}},
+        ["path"],
+    ],
+)
+def test_an_origin_of_wrong_types_is_none(tmp_path, origin):
+    raw = folder_of(tmp_path / "raw", a_one="1")
+    datasets.import_files("letters", raw)
+    file = tmp_path / "root" / "letters" / "meta.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"origin": origin}))
+    assert datasets.look("letters").origin == {}
+    assert datasets.repair("letters").startswith("Delete ")
+    with pytest.raises(InputError, match="holds files that are not of a data set of fedda"):
+        datasets.import_files("letters", raw)
+
+
 def test_verify(tmp_path):
     raw = folder_of(tmp_path / "raw", a_one="1")
     datasets.import_files("letters", raw)

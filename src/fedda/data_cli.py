@@ -61,7 +61,7 @@ def data_list() -> None:
     listing.add_column("task", no_wrap=True)
     listing.add_column("data")
     for name in config.tasks():
-        listing.add_row(name, escape(config.about(name)["description"]))
+        listing.add_row(name, _text(config.about(name)["description"]))
     out.print(listing)
     listing = Table(box=box.SIMPLE)
     listing.add_column("data set", no_wrap=True)
@@ -80,11 +80,11 @@ def data_list() -> None:
             notes.append(f"{name} is stale and not read: {found.problem}.")
         how = "fetch" if name in DATASETS and DATASETS[name].downloads else "import"
         where = found.origin.get("path", f"fedda data {how} {name}")
-        listing.add_row(name, *numbers, state, escape(where))
+        listing.add_row(name, *numbers, state, _text(where))
     out.print(listing)
     told = "clients and examples are those to train on, undivided ones are split as a run says"
     for line in (*notes, f"Kept in {datasets.root()}; {told}."):
-        out.print(escape(line), soft_wrap=True)
+        out.print(_text(line), soft_wrap=True)
 
 
 @data_app.command("fetch")
@@ -101,9 +101,7 @@ def data_fetch(
     with _reporting() as (track, tell), interruptible(f"Continue with: fedda data fetch {name}"):
         opened = datasets.fetch_dataset(name, mirror, track, tell, **_limits(memory, minutes))
     _print_store(name, opened)
-    out.print(
-        escape(f"The files downloaded are kept in {datasets.downloads(name)}"), soft_wrap=True
-    )
+    out.print(_text(f"The files downloaded are kept in {datasets.downloads(name)}"), soft_wrap=True)
 
 
 @data_app.command("import")
@@ -142,7 +140,7 @@ def data_import(
     if before and any(before.get(key) != after[key] for key in ("path", "options")):
         words = " ".join(["", *datasets.option_words(before)])
         told = f"It replaced {name} from {before.get('path', 'elsewhere')}"
-        out.print(escape(f"{told}{words}"), soft_wrap=True)
+        out.print(_text(f"{told}{words}"), soft_wrap=True)
 
 
 @data_app.command("verify")
@@ -204,7 +202,7 @@ def data_show(
     some = _some_clients(problem.shards)
     histogram = statistics.label_histogram(some, len(problem.labels)) if problem.labels else None
     title = f"{task}, {how}"
-    listing = Table(box=box.SIMPLE, title=escape(title), show_header=False, title_justify="left")
+    listing = Table(box=box.SIMPLE, title=_text(title), show_header=False, title_justify="left")
     listing.add_column()
     listing.add_column(justify="right")
     for name, value in _facts(problem, some, histogram).items():
@@ -219,7 +217,7 @@ def data_show(
         portrait.draw(path, title, np.asarray(some.count), histogram, _images(some), names)
         out.print(f"Drawn in {path}")
     except ImportError as error:
-        err.print(escape(str(error)))
+        err.print(_text(str(error)))
 
 
 def _limits(memory: int | None, minutes: int | None) -> dict[str, Any]:
@@ -283,14 +281,19 @@ def _clients(split: store.Split) -> str:
 
 
 def _print_store(name: str, opened: store.Store) -> None:
-    listing = Table(box=box.SIMPLE, title=escape(name), title_justify="left")
+    listing = Table(box=box.SIMPLE, title=_text(name), title_justify="left")
     for column in ("split", "clients", "examples"):
         listing.add_column(column, justify="left" if column == "split" else "right")
     for each, split in opened.splits.items():
-        listing.add_row(escape(each), _clients(split), f"{split.num_examples:,}")
+        listing.add_row(_text(each), _clients(split), f"{split.num_examples:,}")
     out.print(listing)
     if words := opened.meta["words"]:
-        out.print(escape(words))
+        out.print(_text(words))
+
+
+def _text(words: str) -> str:
+    """Text as it is printed. What is not UTF-8 in the name of a file is shown as an escape."""
+    return escape(words.encode(errors="backslashreplace").decode())
 
 
 @contextmanager
@@ -307,7 +310,7 @@ def _reporting() -> Iterator[tuple[datasets.Track, datasets.Tell]]:
     with Progress(*columns, console=err, expand=True) as bars:
 
         def track(file: str) -> Callable[[int, int | None], None]:
-            bar = bars.add_task(escape(file), total=None, told="")
+            bar = bars.add_task(_text(file), total=None, told="")
             amount = _amount()
             return lambda done, total: bars.update(
                 bar, completed=done, total=total, told=amount(done, total)
@@ -319,7 +322,7 @@ def _reporting() -> Iterator[tuple[datasets.Track, datasets.Tell]]:
             nonlocal bar
             if bar is None:
                 bar = bars.add_task("", total=None, told="")
-            bars.update(bar, description=escape(message))
+            bars.update(bar, description=_text(message))
 
         yield track, tell
 
