@@ -112,6 +112,15 @@ def test_files_that_unpack_to_much_more_than_their_size_are_refused(root, tmp_pa
     assert not list(root.iterdir()), "not even a temporary folder"
 
 
+def test_an_import_that_takes_too_long_is_refused_and_leaves_nothing(root, tmp_path):
+    file = tmp_path / "a.npz"
+    np.savez(file, x=np.eye(4), y=np.arange(4), client=np.zeros(4, int))
+    with pytest.raises(InputError, match=r"mine in .*a\.npz takes more than the .* seconds"):
+        datasets.import_files("mine", file, seconds=0.01)
+    assert not list(root.iterdir())
+    assert datasets.import_files("mine", file).splits["train"].num_examples == 3
+
+
 def test_the_usual_limits_grow_with_the_files(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.free_memory, "of_host", lambda: 10**10)
     file = tmp_path / "a.npz"

@@ -411,11 +411,11 @@ def _encoded(client: str) -> bytes:
         encoded = client.encode()
     except UnicodeEncodeError:
         raise InputError(
-            f"the client id {client!r:.80} is not UTF-8, expected text. Rename the client."
+            f"the client id {client[:60]!r} is not UTF-8, expected text. Rename the client."
         ) from None
     if len(encoded) > LONGEST_ID:
         raise InputError(
-            f"the client id {client!r:.80} has {len(encoded):,} bytes, expected at most "
+            f"the client id {client[:60]!r}... has {len(encoded):,} bytes, expected at most "
             f"{LONGEST_ID:,}. Shorten it, or name another column of clients."
         )
     return encoded
