@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "losses": "errors",
     "terminal": "",
     "tree": "",
-    "data": "errors",
+    "data": "errors free_memory",
     "models": "errors",
     "results": "errors files",
     "page": "results",
