@@ -1,13 +1,12 @@
 """The command `fedda`."""
 
+import itertools
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from click import NoSuchOption
 from rich import box
 from rich.markup import escape
 from rich.table import Table
@@ -64,17 +63,14 @@ class _WithSettings(TyperCommand):
     """Tells who writes a setting as an option how it is written."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        words = list(args)
-        try:
-            return super().parse_args(ctx, args)
-        except NoSuchOption as error:
-            key = error.option_name.lstrip("-").replace("-", "_")
-            if key not in _every_setting():
-                raise
-            given = re.search(rf"{error.option_name}[= ](\S+)", " ".join(words))
-            raise InputError(
-                f"{key} is a setting, not an option: write {key}={given[1] if given else 'VALUE'}"
-            ) from None
+        options = {name for each in self.params for name in each.opts}
+        for word, following in itertools.zip_longest(args, args[1:]):
+            name, _, value = word.partition("=")
+            key = name.lstrip("-").replace("-", "_")
+            if name.startswith("--") and name not in options and key in _every_setting():
+                value = value or following or "VALUE"
+                raise InputError(f"{key} is a setting, not an option: write {key}={value}")
+        return super().parse_args(ctx, args)
 
 
 def _every_setting() -> set[str]:
