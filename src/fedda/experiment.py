@@ -28,7 +28,7 @@ from fedda import config as configs
 from fedda.config import Config
 from fedda.continued import Result
 from fedda.errors import InputError, unknown
-from fedda.files import read_rows, write_whole
+from fedda.files import json_numbers, read_rows, write_whole
 from fedda.models import PRECISIONS
 from fedda.simulate import Row
 
@@ -303,14 +303,6 @@ def _checkpoints(directory: Path) -> "Checkpoints":
     from fedda.checkpoint import Checkpoints
 
     return Checkpoints(directory / "checkpoints")
-
-
-def json_numbers(row: Row) -> Row:
-    """The row as JSON has it, which knows no infinity and no NaN: they become null."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in row.items()
-    }
 
 
 def versions() -> dict[str, str]:

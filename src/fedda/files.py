@@ -1,6 +1,7 @@
 """Files that a killed process must not leave in halves."""
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,3 +47,11 @@ def read_rows(path: Path) -> Rows:
         rows.append(row)
         size += len(line)
     return Rows(rows, size, content[size:])
+
+
+def json_numbers(row: dict[str, Any]) -> dict[str, Any]:
+    """The row as JSON has it, which knows no infinity and no NaN: they become null."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in row.items()
+    }

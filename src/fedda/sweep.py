@@ -23,7 +23,7 @@ from fedda import algorithms, api, experiment, results
 from fedda import config as configs
 from fedda.config import Config
 from fedda.errors import InputError, unknown
-from fedda.files import read_rows, write_whole
+from fedda.files import json_numbers, read_rows, write_whole
 from fedda.simulate import TOTALS, Row, averaged
 from fedda.together import Part
 
@@ -183,7 +183,7 @@ def _line(grid: Grid, point: Point, row: Row) -> Row:
     return {
         "hyper": dict(zip(grid, point.values, strict=True)),
         "seed": point.seed,
-        **experiment.json_numbers(row),
+        **json_numbers(row),
         "failures": row["nonfinite_clients"] + row["skipped_rounds"],
     }
 

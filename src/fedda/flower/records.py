@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fedda.errors import InputError
-from fedda.files import read_rows, write_whole
+from fedda.files import json_numbers, read_rows, write_whole
 from fedda.simulate import Row
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ class Progress:
     counted: Mapping[str, int] = field(default_factory=dict)
     # the last upload of each client that counted, by its serial
     events: dict[str, int] = field(default_factory=dict)  # what did not go as it should
+    events_by_client: dict[str, dict[str, int]] = field(default_factory=dict)
+    train_loss: float | None = None  # of the last round that changed the state
     bytes_down: int = 0
     bytes_up: int = 0
     nonfinite_clients: int = 0
@@ -40,6 +42,12 @@ class Progress:
         """Something that did not go as it should: logged, and counted in the summary."""
         log.warning(words, *details)
         self.events[name] = self.events.get(name, 0) + 1
+
+    def client_event(self, name: str, client: str, reason: object) -> None:
+        """Log and count an event for which one client is responsible, and count it by client."""
+        self.event(name, "%s: %s", client, reason)
+        counts = self.events_by_client.setdefault(client, {})
+        counts[name] = counts.get(name, 0) + 1
 
 
 class Records:
@@ -97,7 +105,7 @@ class Records:
         if not (self.directory / IDENTITY).exists():
             write_whole(self.directory / IDENTITY, json.dumps(self.identity, indent=2) + "\n")
         with open(self.directory / "metrics.jsonl", "ab") as lines:
-            lines.write(json.dumps(row).encode() + b"\n")
+            lines.write(json.dumps(json_numbers(row), allow_nan=False).encode() + b"\n")
             size = lines.tell()
         numbers = {"metrics_bytes": size, "progress": asdict(progress)}
         if refused := self.checkpoints.save(progress.round, state, numbers):

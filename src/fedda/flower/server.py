@@ -21,11 +21,12 @@ from jax import random
 from fedda import api, simulate, tree
 from fedda.cohort import draw_cohort
 from fedda.core import Phase, merged
+from fedda.errors import InputError
 from fedda.flower import wire
 from fedda.flower.mail import Mail
 from fedda.flower.records import Progress, Records
 from fedda.flower.settings import Method, Settings, method
-from fedda.flower.sums import Halted, NotFinite, Summed, plain_sum
+from fedda.flower.sums import Halted, NotFinite, Summed, add_up, plain_sum
 from fedda.flower.unmasking import secure_sum
 from fedda.flower.wire import Refused
 from fedda.simulate import Row
@@ -40,6 +41,7 @@ class Served(NamedTuple):
     state: Any
     history: list[Row]
     events: Counter[str]  # what did not go as it should, and how often
+    events_by_client: Mapping[str, Mapping[str, int]]  # those for which one client is responsible
 
 
 def server_app(settings: Settings) -> ServerApp:
@@ -54,7 +56,11 @@ def server_app(settings: Settings) -> ServerApp:
 
 
 def serve(grid: Grid, settings: Settings) -> Served:
-    """Trains a federation to its last round."""
+    """Train a federation to its last round.
+
+    Raises:
+        InputError: Too few clients came, or none of the rounds changed the model.
+    """
     chosen = method(settings)
     first = chosen.first_state(settings)
     with Records(settings.directory, chosen.identity(settings)) as records:
@@ -67,7 +73,14 @@ def serve(grid: Grid, settings: Settings) -> Served:
             server.do_round()
             records.add(server.row(), server.state, progress)
         records.finish(server.summary())
-    return Served(server.state, records.history, Counter(progress.events))
+    if progress.skipped_rounds == progress.round:
+        raise InputError(
+            f"all of the {progress.round} rounds were skipped, so the model was not trained. "
+            f"Events: {progress.events}. At least one round must have `least` sound replies. Read "
+            "in the log why the replies were refused; it names the clients."
+        )
+    by_client = progress.events_by_client
+    return Served(server.state, records.history, Counter(progress.events), by_client)
 
 
 class Server:
@@ -78,7 +91,6 @@ class Server:
     ) -> None:
         self.settings, self.method, self.state, self.progress = settings, chosen, state, progress
         self.mail = Mail(grid, settings.deadline, progress)
-        self.train_loss = 0.0  # of the last round that changed the state
         kept = jax.eval_shape(chosen.algorithm.memory, chosen.hp, state.params)
         self.remembers = bool(jax.tree.leaves(kept))
         self.full_rounds = api.last_rounds(settings.stabilise, settings.rounds)
@@ -115,11 +127,13 @@ class Server:
             asked = everyone if phase.everyone else cohort
             orders = {key: self.order(place, key, counted) for key in asked}
             found = self.summed(phase, state, orders)
+            after, finite = self.merged(phase, state, found.upload)
+            if not finite:
+                found = self.without_culprits(phase, state, found)
+                after, finite = self.merged(phase, state, found.upload)
             if len(found.counted) < settings.least:
                 raise Halted(f"{len(found.counted)} of {len(asked)} replies were sound")
-            total = jax.tree.map(jnp.asarray, found.upload)
-            state = _merge(phase, self.method.hp, state, total)
-            usable = usable and bool(_finite((total, state)))
+            state, usable = after, usable and finite
             counted |= {str(key): orders[key].serial for key in found.counted}
             loss += float(found.seen.loss)
             examples += float(found.seen.examples)
@@ -127,8 +141,30 @@ class Server:
             self.progress.event("unusable_sums", "round %d: the sum was not finite", number)
             self.progress.skipped_rounds += 1
             return
-        self.state, self.train_loss = state, loss / max(examples, 1)
-        self.progress.counted = counted
+        self.state, self.progress.counted = state, counted
+        self.progress.train_loss = loss / examples if examples else None
+
+    def merged(self, phase: Phase, state: Any, upload: PyTree) -> tuple[Any, bool]:
+        """The state after a sum, or one upload, was merged, and whether all of it is finite."""
+        total = jax.tree.map(jnp.asarray, upload)
+        after = _merge(phase, self.method.hp, state, total)
+        return after, bool(_finite((total, after)))
+
+    def without_culprits(self, phase: Phase, state: Any, found: Summed) -> Summed:
+        """The sum without the replies that spoil the state even if each is merged alone.
+
+        If all of them do, the reason is not with a client, and the sum stays as it is.
+        """
+        sound = {
+            partition: reply
+            for partition, reply in found.replies.items()
+            if self.merged(phase, state, reply.upload)[1]
+        }
+        if not sound:
+            return found
+        for partition in found.replies.keys() - sound.keys():
+            self.refuse(partition, Refused("merged alone, it makes the server's state not finite"))
+        return add_up(sound)
 
     def compare_population(self, now: int) -> None:
         """Tells where a mean over what all clients remember can no longer be right."""
@@ -166,14 +202,22 @@ class Server:
             )
             for partition, order in orders.items()
         }
-        like, secure = self.upload_like(phase), self.settings.secure
+        like, secure, plan = self.upload_like(phase), self.settings.secure, self.settings.task.plan
+        if any(order.full for order in orders.values()):
+            plan = plan.full()
         if secure is None:
-            replies = self.mail.ask(outgoing)
-            found = plain_sum(self.settings, phase, orders, like, replies, self.refuse)
+            found = plain_sum(
+                self.settings,
+                plan,
+                phase,
+                orders,
+                like,
+                float(_norm(state.params)),
+                self.mail.ask(outgoing),
+                self.refuse,
+                self.note,
+            )
         else:
-            plan = self.settings.task.plan
-            if any(order.full for order in orders.values()):
-                plan = plan.full()
             least = self.settings.least
             found = secure_sum(secure, outgoing, like, plan, self.mail.ask, self.refuse, least)
         if found.clipped:
@@ -185,7 +229,12 @@ class Server:
 
     def refuse(self, partition: int, reason: Refused) -> None:
         self.progress.nonfinite_clients += isinstance(reason, NotFinite)
-        self.progress.event("refused_replies", "client %d: %s", partition, reason)
+        self.note("refused_replies", partition, reason)
+
+    def note(self, event: str, partition: int, reason: object) -> None:
+        """Log and count an event for which one client is responsible."""
+        client = f"client {partition} (node {self.mail.clients[partition]})"
+        self.progress.client_event(event, client, reason)
 
     def upload_like(self, phase: Phase) -> PyTree:
         """The shapes and types of what a client uploads in a phase."""
@@ -201,7 +250,7 @@ class Server:
     def row(self) -> Row:
         """What a person wants to see of the last round, as in a simulation."""
         progress, settings = self.progress, self.settings
-        row: Row = {"round": progress.round, "train_loss": self.train_loss}
+        row: Row = {"round": progress.round, "train_loss": progress.train_loss}
         due = progress.round % settings.eval_every == 0 or progress.round == settings.rounds
         if settings.test is not None and due:
             found = simulate.evaluate(settings.task, False, self.state.params, *settings.test)
@@ -216,6 +265,7 @@ class Server:
             "rounds": self.progress.round,
             "clients": len(self.mail.clients),
             "events": self.progress.events,
+            "events_by_client": self.progress.events_by_client,
             **{name: getattr(self.progress, name) for name in simulate.TOTALS},
         }
 
@@ -231,3 +281,11 @@ def _merge(phase: Phase, hp: Any, state: Any, total: PyTree) -> Any:
 
 
 _finite = jax.jit(tree.all_finite)
+
+
+@jax.jit
+def _norm(params: PyTree) -> jax.Array:
+    squares = [
+        jnp.square(leaf.astype(jnp.result_type(float))).sum() for leaf in jax.tree.leaves(params)
+    ]
+    return jnp.sqrt(sum(squares))

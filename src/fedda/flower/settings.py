@@ -39,6 +39,11 @@ class Settings(NamedTuple):
     attempts: int = 3  # at a round, before it is skipped
     most_norm: float | None = None  # of an upload, after a weighted one was divided by its weight
     most_weight: float | None = None  # of a weighted upload: the examples that a client may have
+    # Limits relative to the median of a phase's replies, if three or more came; None: no limit.
+    most_norm_ratio: float | None = (
+        1000.0  # a reply above it, and above the model's norm, is refused
+    )
+    most_weight_ratio: float | None = 10.0  # a weight above it is lowered to it, unless most_weight
     secure: Secure | None = None  # sums alone are revealed; the clients have `secure_mods`
     directory: Path | None = None  # for metrics, checkpoints and the summary
 
@@ -97,6 +102,11 @@ def _check_numbers(settings: Settings) -> None:
             f"least must be at most cohort, which is {settings.cohort}, got {settings.least}: no "
             "round would have enough replies. Lower least or raise cohort."
         )
+    for name in ("most_norm", "most_weight", "most_norm_ratio", "most_weight_ratio"):
+        value, least = getattr(settings, name), 1 if name.endswith("ratio") else 0
+        if value is not None and not (value >= least and value > 0):
+            kind = "a number of at least 1" if least else "a positive number"
+            raise InputError(f"{name} must be {kind}, or None for no limit, got {value}.")
     if not settings.deadline > 0:
         raise InputError(f"deadline must be a positive number of seconds, got {settings.deadline}.")
     api.check_seed(settings.seed)

@@ -21,7 +21,7 @@ from flwr.supercore.primitives.asymmetric import bytes_to_public_key, generate_k
 from fedda.core import Seen
 from fedda.flower import wire
 from fedda.flower.secure import FLAGS, MODULUS, RANGES, Secure, fitres, protocol_part
-from fedda.flower.sums import Halted, Summed
+from fedda.flower.sums import Halted, Summed, wide
 from fedda.flower.wire import Refused
 from fedda.task import Plan
 from fedda.tree import PyTree
@@ -72,7 +72,7 @@ def _tree(vector: np.ndarray, form: PyTree, names: list[str], ranges: list[float
     ends = np.cumsum([math.prod(leaves[place].shape) for place in order])
     for place, part in zip(order, np.split(vector, ends[:-1]), strict=True):
         leaf = leaves[place]
-        leaves[place] = (part * ranges[place]).reshape(leaf.shape).astype(leaf.dtype)
+        leaves[place] = (part * ranges[place]).reshape(leaf.shape).astype(wide(leaf.dtype))
     return jax.tree.unflatten(structure, leaves)
 
 
