@@ -28,7 +28,16 @@ pytest.importorskip("flwr")
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedda.flower import Secure, Settings, client_app, secure_mods, serve, wire
+from fedda.flower import (
+    Secure,
+    Settings,
+    client_app,
+    secure_mods,
+    serve,
+    sums,
+    unmasking,
+    wire,
+)
 from fedda.flower.client import partition
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -238,6 +247,7 @@ def test_a_spoilt_reply_is_refused_and_the_round_goes_on_without_it(kind):
 
     served = serve(grid(spoil), settings())
     assert served.events == {"refused_replies": 1}
+    assert served.events_by_client == {"client 2 (node 102)": {"refused_replies": 1}}
     assert_same(served.state, reference("fedda-sgdm", LAST))
     assert served.history[-1]["nonfinite_clients"] == (kind == "nan")
 
@@ -290,18 +300,61 @@ def test_a_round_with_too_few_replies_is_repeated_and_at_last_skipped():
     assert_same(served.state, reference("scaffold", skipped=frozenset({3})))
 
 
-def test_an_unusable_sum_never_happened():
-    """Finite uploads whose sum is not: as in a simulation the round is skipped."""
+SCAFFOLD = algorithms.get("scaffold")
+(TRAINING,) = SCAFFOLD.phases
+
+
+def merge_up_to_100(hp, state, total):
+    """SCAFFOLD's merge, which cannot bear it if the mean of the bias is above 100."""
+    spoilt = total.moved.sum["bias"][0] > 100 * total.moved.weight
+    after = TRAINING.merge(hp, state, total)
+    return jax.tree.map(lambda leaf: jnp.where(spoilt, jnp.nan, leaf), after)
+
+
+FRAGILE = SCAFFOLD._replace(phases=(TRAINING._replace(merge=merge_up_to_100),))
+
+
+def serve_fragile(is_liar):
+    """A federation with the fragile merge; a liar says that the bias moved by 1e6."""
 
     def spoil(partition, message, reply):
-        if wire.Order.read(message.content).round != 2:
-            return [reply]
-        return [with_arrays(reply, lambda a: Array(np.full(a.shape, 1e308)))]
+        arrays = dict(reply.content["upload"])
+        if is_liar(partition, wire.Order.read(message.content).round):
+            arrays["moved/sum/bias"] = Array(np.full(2, 1e6) * SIZES[partition])
+        return [changed(reply, upload=ArrayRecord(arrays))]
 
-    served = serve(grid(spoil), settings("scaffold"))
+    nodes = [client_app(TASK, lambda _, k=k: examples(k), FRAGILE) for k in range(len(SIZES))]
+    return serve(LocalGrid(nodes, spoil), settings(FRAGILE, most_norm_ratio=None))
+
+
+def test_an_unusable_sum_never_happened():
+    """Every upload would spoil the state: that is no client's fault, and the round is skipped."""
+    served = serve_fragile(lambda partition, number: number == 2)
     assert served.events == {"unusable_sums": 1}
     assert served.history[-1]["skipped_rounds"] == 1
     assert_same(served.state, reference("scaffold", skipped=frozenset({2})))
+
+
+def test_a_reply_that_spoils_the_state_is_refused_and_the_others_count():
+    served = serve_fragile(lambda partition, number: (partition, number) == (2, 4))
+    assert served.events == {"refused_replies": 1}
+    assert served.events_by_client == {"client 2 (node 102)": {"refused_replies": 1}}
+    assert_same(served.state, reference("scaffold", LAST))
+
+
+@pytest.mark.parametrize("cohort", [2, 3])
+def test_entries_whose_squares_overflow_are_refused_also_where_few_reply(cohort):
+    """The largest float64 is 1.8e308, so the square of 1e200 overflows."""
+
+    def spoil(partition, message, reply):
+        if partition != 2:
+            return [reply]
+        return [with_arrays(reply, lambda a: Array(np.full(a.shape, 1e200)))]
+
+    served = serve(grid(spoil), settings(cohort=cohort, most_weight=1e300, most_norm_ratio=None))
+    assert set(served.events_by_client) == {"client 2 (node 102)"}
+    assert served.events.keys() == {"refused_replies"}
+    assert served.history[-1]["skipped_rounds"] == 0
 
 
 @pytest.mark.parametrize("bound", [{"most_norm": 50.0}, {"most_weight": 10.0}])
@@ -353,7 +406,127 @@ def test_the_norm_of_a_part_is_taken_after_it_was_divided_by_its_weight():
             arrays[name] = Array(np.asarray(arrays[name].numpy() * 1e6))
         return [changed(reply, upload=ArrayRecord(arrays))]
 
-    assert not serve(grid(spoil), settings("scaffold", most_norm=50.0)).events
+    bounds = {"most_norm": 50.0, "most_weight_ratio": None}
+    assert not serve(grid(spoil), settings("scaffold", **bounds)).events
+
+
+def test_a_weight_out_of_proportion_is_lowered_and_its_mean_stays():
+    """Client 2 has 1e6 times its examples: it counts as 30 times the median, and is named.
+
+    The median of the weights of clients 0 to 3 is 5.5, so that client 2 weighs 165 instead of 7.
+    """
+
+    def spoil(partition, message, reply):
+        if partition == 2:
+            reply = with_arrays(reply, lambda a: Array(np.asarray(a.numpy() * 1e6)))
+        return [reply]
+
+    def honest(partition, message, reply):
+        if partition == 2:
+            reply = with_arrays(reply, lambda a: Array(np.asarray(a.numpy() * (165 / 7))))
+        return [reply]
+
+    everyone = settings("fedavg", cohort=4)
+    served = serve(grid(spoil), everyone)
+    assert served.events_by_client == {"client 2 (node 102)": {"lowered_weights": ROUNDS}}
+    assert_same(served.state, serve(grid(honest), everyone).state)
+    assert not serve(grid(spoil), everyone._replace(most_weight_ratio=None)).events
+
+
+@pytest.mark.parametrize(
+    ("seen", "event"),
+    [
+        ({"loss": np.inf, "examples": 6.0}, "refused_replies"),
+        ({"loss": 6.0, "examples": np.nan}, "refused_replies"),
+        ({"loss": 1e308, "examples": 6.0}, "refused_reports"),
+        ({"loss": 6.0, "examples": 0.0}, "refused_reports"),
+        ({"loss": 6.0, "examples": -6.0}, "refused_reports"),
+        ({"loss": 6.0, "examples": 14.0}, "refused_reports"),  # 2 steps of 3, and its 7 examples
+    ],
+)
+def test_a_false_report_is_not_shown(tmp_path, seen, event):
+    """Clients 1 and 2 give it; two losses of 1e308 would add up to infinity."""
+
+    def spoil(partition, message, reply):
+        return [changed(reply, seen=MetricRecord(seen)) if partition in (1, 2) else reply]
+
+    served = serve(grid(spoil), settings("fedavg", cohort=4, rounds=1, directory=tmp_path))
+    assert served.events == {event: 2}
+    alone = [one.content["seen"] for one in replies_of(clients=(0, 3))]
+    expected = sum(one["loss"] for one in alone) / sum(one["examples"] for one in alone)
+    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line)["train_loss"] == pytest.approx(expected, rel=1e-12)
+    if event == "refused_reports":
+        assert_same(served.state, serve(grid(), settings("fedavg", cohort=4, rounds=1)).state)
+
+
+def replies_of(clients):
+    """What these clients reply in the first round of FedAvg."""
+    found = {}
+
+    def spoil(partition, message, reply):
+        found[partition] = reply
+        return [reply]
+
+    serve(grid(spoil), settings("fedavg", cohort=4, rounds=1))
+    return [found[client] for client in clients]
+
+
+def test_metrics_are_json_also_where_an_evaluation_is_not_finite(tmp_path):
+    """JSON knows no Infinity and no NaN, though Python would write them."""
+    own = {"evaluate": lambda params: {"a": np.inf, "b": float("nan")}, "directory": tmp_path}
+    serve(grid(), settings("fedavg", rounds=1, **own))
+    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    row = json.loads(line, parse_constant=pytest.fail)
+    assert (row["a"], row["b"]) == (None, None)
+
+
+def test_the_norms_of_a_round_are_logged(caplog):
+    """From them one chooses most_norm."""
+    with caplog.at_level("INFO", "fedda.flower"):
+        serve(grid(), settings("fedavg", cohort=4, rounds=1))
+    norms = []
+    for reply in replies_of(clients=range(4)):
+        arrays = {name: a.numpy() for name, a in reply.content["upload"].items()}
+        weight = arrays.pop("weight")
+        flat = np.concatenate([(array / weight).ravel() for array in arrays.values()])
+        norms.append(np.linalg.norm(flat))
+    expected = f"the median {np.median(norms):g}; the largest is {max(norms):g}"
+    assert expected in caplog.text
+
+
+def test_a_federation_that_never_trained_is_an_error_and_its_files_stay(tmp_path):
+    def spoil(partition, message, reply):
+        return [with_arrays(reply, lambda a: Array(np.asarray(a.numpy() * np.nan)))]
+
+    wrong = settings("fedavg", rounds=2, directory=tmp_path, attempts=1)
+    for _ in range(2):  # also if it is started again after its end
+        with pytest.raises(InputError, match="all of the 2 rounds were skipped"):
+            serve(grid(spoil), wrong)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(row["train_loss"], row["skipped_rounds"]) for row in rows] == [(None, 1), (None, 2)]
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    refused = sum(one["refused_replies"] for one in summary["events_by_client"].values())
+    assert refused == summary["events"]["refused_replies"] == 2 * COHORT
+
+
+def test_the_training_loss_is_that_of_the_last_round_that_counted():
+    def spoil(partition, message, reply):
+        even = wire.Order.read(message.content).round % 2 == 0
+        return [] if even else [reply]
+
+    served = serve(grid(spoil), settings("fedavg", rounds=3, deadline=0.2, attempts=1))
+    first, second, third = (row["train_loss"] for row in served.history)
+    assert first is None
+    assert second == third > 0
+
+
+def test_sums_over_clients_are_in_float32_at_least():
+    """In bfloat16 the sum of a thousand ones is 256: adding 1 to it changes nothing."""
+    ones = [{"a": jnp.ones(2, jnp.bfloat16), "b": np.ones((), np.float16)}] * 1000
+    jax.tree.map(lambda leaf: np.testing.assert_array_equal(leaf, 1000.0), sums._sum(ones))
+    like = jax.ShapeDtypeStruct((1,), jnp.bfloat16)
+    assert unmasking._tree(np.array([0.5]), {"a": like}, ["a"], [2002.0])["a"] == 1001.0
 
 
 def test_a_stranger_cannot_write_what_it_likes_into_the_log(caplog):
@@ -386,6 +559,10 @@ def test_two_nodes_with_one_partition_are_one_client():
         ({"stabilise": -3}, "stabilise must be a share of the rounds below 1 or .*, got -3"),
         ({"stabilise": 50}, f"a whole number of rounds up to {ROUNDS}, got 50"),
         ({"deadline": 0.0}, "deadline must be a positive number of seconds, got 0.0"),
+        ({"most_norm": 0.0}, "most_norm must be a positive number, or None for no limit, got 0.0"),
+        ({"most_weight": np.nan}, "most_weight must be a positive number"),
+        ({"most_norm_ratio": 0.5}, "most_norm_ratio must be a number of at least 1, or None"),
+        ({"most_weight_ratio": 0}, "most_weight_ratio must be a number of at least 1, or None"),
         ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
         ({"algorithm": "fedada"}, "unknown algorithm 'fedada'"),
     ],

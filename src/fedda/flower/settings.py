@@ -43,7 +43,7 @@ class Settings(NamedTuple):
     most_norm_ratio: float | None = (
         1000.0  # a reply above it, and above the model's norm, is refused
     )
-    most_weight_ratio: float | None = 10.0  # a weight above it is lowered to it, unless most_weight
+    most_weight_ratio: float | None = 30.0  # a weight above it is lowered to it, unless most_weight
     secure: Secure | None = None  # sums alone are revealed; the clients have `secure_mods`
     directory: Path | None = None  # for metrics, checkpoints and the summary
 
