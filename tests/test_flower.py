@@ -521,6 +521,13 @@ def test_the_training_loss_is_that_of_the_last_round_that_counted():
     assert second == third > 0
 
 
+def test_there_is_no_training_loss_if_no_client_tells_its_loss():
+    nothing = MetricRecord({"loss": 0.0, "examples": 0.0})  # as under differential privacy
+    network = grid(lambda partition, message, reply: [changed(reply, seen=nothing)])
+    (row,) = serve(network, settings("fedavg", rounds=1)).history
+    assert row["train_loss"] is None
+
+
 def test_sums_over_clients_are_in_float32_at_least():
     """In bfloat16 the sum of a thousand ones is 256: adding 1 to it changes nothing."""
     ones = [{"a": jnp.ones(2, jnp.bfloat16), "b": np.ones((), np.float16)}] * 1000
