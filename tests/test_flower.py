@@ -433,6 +433,25 @@ def test_a_weight_out_of_proportion_is_lowered_and_its_mean_stays():
     assert not serve(grid(spoil), everyone._replace(most_weight_ratio=None)).events
 
 
+@pytest.mark.parametrize("event", ["refused_replies", "lowered_weights"])
+def test_a_client_that_is_alone_in_its_round_is_compared_with_those_before(event):
+    """In the last round it multiplies its upload by a million, or its weight with it."""
+    number, cohort = ROUNDS - 1, 1
+    (liar,) = draw_cohort(SEED, number, len(SIZES), cohort)
+
+    def spoil(partition, message, reply):
+        if wire.Order.read(message.content).round != number:
+            return [reply]
+        arrays = dict(reply.content["upload"])
+        for name in arrays:
+            if name != "weight" or event == "lowered_weights":
+                arrays[name] = Array(np.asarray(arrays[name].numpy() * 1e6))
+        return [changed(reply, upload=ArrayRecord(arrays))]
+
+    served = serve(grid(spoil), settings("fedavg", cohort=cohort, attempts=1))
+    assert served.events_by_client == {f"client {liar} (node {100 + liar})": {event: 1}}
+
+
 @pytest.mark.parametrize(
     ("seen", "event"),
     [

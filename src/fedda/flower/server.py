@@ -7,7 +7,7 @@ After each round everything is saved, and a server that is started again goes on
 """
 
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ from fedda.flower import wire
 from fedda.flower.mail import Mail
 from fedda.flower.records import Progress, Records
 from fedda.flower.settings import Method, Settings, method
-from fedda.flower.sums import Halted, NotFinite, Summed, add_up, plain_sum
+from fedda.flower.sums import RECENT, Halted, NotFinite, Size, Summed, add_up, plain_sum
 from fedda.flower.unmasking import secure_sum
 from fedda.flower.wire import Refused
 from fedda.simulate import Row
@@ -95,6 +95,7 @@ class Server:
         self.remembers = bool(jax.tree.leaves(kept))
         self.full_rounds = api.last_rounds(settings.stabilise, settings.rounds)
         self.population = 0  # in the round before, or none before
+        self.recent = [deque[Size](maxlen=RECENT) for _ in chosen.algorithm.phases]
 
     def do_round(self) -> None:
         """One round, repeated where too few reply, and skipped where that does not help."""
@@ -126,7 +127,7 @@ class Server:
         for place, phase in enumerate(self.method.algorithm.phases):
             asked = everyone if phase.everyone else cohort
             orders = {key: self.order(place, key, counted) for key in asked}
-            found = self.summed(phase, state, orders)
+            found = self.summed(phase, state, orders, self.recent[place])
             after, finite = self.merged(phase, state, found.upload)
             if not finite:
                 found = self.without_culprits(phase, state, found)
@@ -191,7 +192,9 @@ class Server:
             hyper=self.method.hyper,
         )
 
-    def summed(self, phase: Phase, state: Any, orders: Mapping[int, wire.Order]) -> Summed:
+    def summed(
+        self, phase: Phase, state: Any, orders: Mapping[int, wire.Order], recent: deque[Size]
+    ) -> Summed:
         """The sum of what the asked clients upload, and who is in it."""
         message = wire.pack(_send(phase, self.method.hp, state))
         outgoing = {
@@ -213,6 +216,7 @@ class Server:
                 orders,
                 like,
                 float(_norm(state.params)),
+                recent,
                 self.mail.ask(outgoing),
                 self.refuse,
                 self.note,

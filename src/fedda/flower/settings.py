@@ -39,7 +39,7 @@ class Settings(NamedTuple):
     attempts: int = 3  # at a round, before it is skipped
     most_norm: float | None = None  # of an upload, after a weighted one was divided by its weight
     most_weight: float | None = None  # of a weighted upload: the examples that a client may have
-    # Limits relative to the median of a phase's replies, if three or more came; None: no limit.
+    # Limits relative to the median of this round's replies and the 20 before; None: no limit.
     most_norm_ratio: float | None = (
         1000.0  # a reply above it, and above the model's norm, is refused
     )

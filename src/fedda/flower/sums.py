@@ -1,11 +1,12 @@
 """The sum of what clients upload in a phase: a reply is checked as if it came from a stranger.
 
-Each reply is checked by itself, and then against the median of the phase's replies, so that one
-client can neither make a sum overflow nor outweigh the others. `docs/flower.md` says what these
-checks do not stop.
+Each reply is checked by itself, and then against the median of the replies of this round and of the
+rounds before, so that one client can neither make a sum overflow nor outweigh the others by far.
+`docs/flower.md` says what these checks do not stop.
 """
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial, reduce
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ from fedda.tree import PyTree
 log = logging.getLogger("fedda.flower")
 SEEN = ("loss", "examples")  # what a reply tells of local work
 FEWEST = 3  # replies of which one liar cannot choose the median
+RECENT = 20  # replies of earlier rounds that are remembered
 LARGEST_LOSS = float(np.finfo(np.float32).max)  # of an example: no sum of such losses overflows
 
 # Called with the name of an event, the client that is responsible for it, and the reason.
@@ -46,6 +48,13 @@ class Reply(NamedTuple):
 
     upload: PyTree
     seen: Weighted  # the sum of the losses of the visited examples, and their number
+
+
+class Size(NamedTuple):
+    """How large a reply is."""
+
+    norm: float
+    weights: list[float]
 
 
 NOTHING: Any = Weighted(np.float64(0), np.float64(0))  # type: ignore[arg-type]
@@ -68,6 +77,7 @@ def plain_sum(
     orders: Mapping[int, wire.Order],
     like: PyTree,
     model_norm: float,
+    recent: deque[Size],
     replies: Iterable[tuple[int, Message]],
     refuse: Callable[[int, Refused], None],
     note: Note,
@@ -81,6 +91,7 @@ def plain_sum(
         orders: What each client was asked to do.
         like: The shapes and types of an upload.
         model_norm: Uploads of at most this norm are never refused for being larger than others.
+        recent: The sizes of replies to this phase in earlier rounds; those of this round are added.
         replies: What arrived.
         refuse: Called with each client whose reply is left out, and why.
         note: Called for each reply of which a part is left out or lowered.
@@ -97,17 +108,18 @@ def plain_sum(
         words = "round %d: the norms of %d uploads have the median %g; the largest is %g"
         number, values = next(iter(orders.values())).round, [*norms.values()]
         log.info(words, number, len(values), np.median(values), max(values))
-    for partition, fault in _too_large(norms, settings, model_norm).items():
+    for partition, fault in _too_large(norms, recent, settings, model_norm).items():
         refuse(partition, fault)
         del sound[partition]
     for partition, own in sound.items():
         if lie := _false_report(settings, plan, own):
             note("refused_reports", partition, lie)
             sound[partition] = own._replace(seen=NOTHING)
-    for partition, weights in _too_heavy(sound, settings).items():
+    for partition, weights in _too_heavy(sound, recent, settings).items():
         words = f"its weights {_weights(sound[partition])} were lowered to {weights}"
         note("lowered_weights", partition, f"{words}, by most_weight_ratio")
         sound[partition] = _with_weights(sound[partition], weights)
+    recent.extend(Size(norms[key], _weights(sound[key])) for key in sorted(sound))
     return add_up(sound)
 
 
@@ -199,15 +211,16 @@ def _false_report(settings: Settings, plan: Plan, reply: Reply) -> str:
 
 
 def _too_large(
-    norms: Mapping[int, float], settings: Settings, model_norm: float
+    norms: Mapping[int, float], recent: Iterable[Size], settings: Settings, model_norm: float
 ) -> dict[int, Refused]:
     """Refusals of the replies whose norm is out of proportion.
 
     A norm up to that of the model does no harm, and late in training the median may be tiny.
     """
-    if len(norms) < FEWEST or settings.most_norm_ratio is None:
+    usual = [size.norm for size in recent] + [*norms.values()]
+    if len(usual) < FEWEST or settings.most_norm_ratio is None:
         return {}
-    median = float(np.median([*norms.values()]))
+    median = float(np.median(usual))
     most = max(settings.most_norm_ratio * median, model_norm)
     words = "its norm is {:g}, more than {:g}; the median of the replies is {:g}"
     return {
@@ -217,16 +230,19 @@ def _too_large(
     }
 
 
-def _too_heavy(replies: Mapping[int, Reply], settings: Settings) -> dict[int, list[float]]:
+def _too_heavy(
+    replies: Mapping[int, Reply], recent: Iterable[Size], settings: Settings
+) -> dict[int, list[float]]:
     """The lower weights of the replies of which one is out of proportion.
 
     The number of visited examples is one of them: it is the weight of the client's mean loss.
     """
     ratio = settings.most_weight_ratio
-    if len(replies) < FEWEST or ratio is None or settings.most_weight is not None:
-        return {}
     weights = np.array([_weights(reply) for reply in replies.values()])
-    medians = np.median(weights, axis=0)
+    usual = [size.weights for size in recent] + weights.tolist()
+    if len(usual) < FEWEST or ratio is None or settings.most_weight is not None or not replies:
+        return {}
+    medians = np.median(usual, axis=0)
     lowered = np.minimum(weights, np.where(medians > 0, ratio * medians, np.inf))
     heavy = (lowered < weights).any(axis=1)
     return {key: lowered[row].tolist() for row, key in enumerate(replies) if heavy[row]}
