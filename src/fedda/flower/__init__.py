@@ -2,7 +2,8 @@
 
 `client_app` serves whatever algorithm it is asked for; `server_app` runs one as its `Settings` say.
 Random numbers, sums and merges are those of a simulation: with the same clients, seed and settings
-a federation and `fedda.run` come to the same model, if every client has an example.
+a federation and `fedda.run` come to the same model, if every client has an example and no reply
+exceeds a limit of the `Settings`.
 """
 
 from fedda.flower.client import client_app
