@@ -137,3 +137,24 @@ def test_limits_do_not_touch_honest_clients(algorithm):
         free = serve(LocalGrid(nodes), common._replace(**NO_LIMITS))
         assert not limited.events
         jax.tree.map(np.testing.assert_array_equal, limited.state, free.state)
+
+
+@pytest.mark.parametrize("factor", [1e6, -1.0])
+def test_a_false_count_of_steps_is_refused(factor):
+    """FedDA+Adam with bias=steps divides by the mean number of steps, which no norm covers."""
+
+    def spoil(partition, message, reply):
+        if partition != LIAR:
+            return [reply]
+        content = RecordDict({name: reply.content[name] for name in reply.content})
+        upload = ArrayRecord(dict(reply.content["upload"]))
+        steps = upload["sum/steps/value"].numpy()
+        upload["sum/steps/value"] = Array(np.asarray(factor * steps, steps.dtype))
+        content["upload"] = upload
+        return [Message(metadata=reply.metadata, content=content)]
+
+    chosen = RATES["fedda-adam"] | {"bias": "steps"}
+    grid = LocalGrid([app(client) for client in range(CLIENTS)], spoil)
+    served = serve(grid, settings("fedda-adam", chosen=chosen, rounds=2))
+    assert served.events_by_client == {NAME: {"refused_replies": 2}}
+    assert served.history[-1]["skipped_rounds"] == 0

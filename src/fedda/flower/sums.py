@@ -21,7 +21,7 @@ from fedda.core import Phase, Seen
 from fedda.flower import wire
 from fedda.flower.settings import Settings
 from fedda.flower.wire import Refused
-from fedda.local import Weighted, is_weighted, without_counters
+from fedda.local import Weighted, is_counter, is_weighted, without_counters
 from fedda.task import Plan
 from fedda.tree import PyTree
 
@@ -55,9 +55,10 @@ class Size(NamedTuple):
 
     norm: float
     weights: list[float]
+    counts: list[float]
 
 
-NOTHING: Any = Weighted(np.float64(0), np.float64(0))  # type: ignore[arg-type]
+NOTHING = Weighted(np.float64(0), np.float64(0))
 
 
 class Summed(NamedTuple):
@@ -108,7 +109,8 @@ def plain_sum(
         words = "round %d: the norms of %d uploads have the median %g; the largest is %g"
         number, values = next(iter(orders.values())).round, [*norms.values()]
         log.info(words, number, len(values), np.median(values), max(values))
-    for partition, fault in _too_large(norms, recent, settings, model_norm).items():
+    too_large = _too_large(norms, recent, settings, model_norm)
+    for partition, fault in (_false_counts(sound, recent, settings) | too_large).items():
         refuse(partition, fault)
         del sound[partition]
     for partition, own in sound.items():
@@ -119,7 +121,8 @@ def plain_sum(
         words = f"its weights {_weights(sound[partition])} were lowered to {weights}"
         note("lowered_weights", partition, f"{words}, by most_weight_ratio")
         sound[partition] = _with_weights(sound[partition], weights)
-    recent.extend(Size(norms[key], _weights(sound[key])) for key in sorted(sound))
+    for key in sorted(sound):
+        recent.append(Size(norms[key], _weights(sound[key]), _counts(sound[key].upload)))
     return add_up(sound)
 
 
@@ -230,6 +233,26 @@ def _too_large(
     }
 
 
+def _false_counts(
+    replies: Mapping[int, Reply], recent: Iterable[Size], settings: Settings
+) -> dict[int, Refused]:
+    """Refusals of the replies with a counter below 0, or out of proportion and above 1.
+
+    Counters are numbers of local steps, or at most 1. Norms leave them out: they are judged here.
+    """
+    counts = {partition: _counts(reply.upload) for partition, reply in replies.items()}
+    usual = [size.counts for size in recent] + [*counts.values()]
+    limits = np.full(len(usual[0]) if usual else 0, np.inf)
+    if len(usual) >= FEWEST and settings.most_norm_ratio is not None:
+        limits = np.maximum(1.0, settings.most_norm_ratio * np.median(usual, axis=0))
+    found = {}
+    for partition, own in counts.items():
+        for count, most in zip(own, limits, strict=True):
+            if not 0 <= count <= most:
+                found[partition] = Refused(f"it counts {count:g} steps, not 0 to {most:g}")
+    return found
+
+
 def _too_heavy(
     replies: Mapping[int, Reply], recent: Iterable[Size], settings: Settings
 ) -> dict[int, list[float]]:
@@ -251,6 +274,16 @@ def _too_heavy(
 def _weights(parts: PyTree) -> list[float]:
     found = jax.tree.leaves(parts, is_leaf=is_weighted)
     return [float(part.weight) for part in found if is_weighted(part)]
+
+
+def _counts(upload: PyTree) -> list[float]:
+    """The counters of an upload, those of weighted parts divided by the weight."""
+    found = []
+    for part in jax.tree.leaves(upload, is_leaf=lambda one: is_weighted(one) or is_counter(one)):
+        weight, values = (float(part.weight), part.sum) if is_weighted(part) else (1.0, part)
+        for counter in filter(is_counter, jax.tree.leaves(values, is_leaf=is_counter)):
+            found += [float(leaf) / weight for leaf in jax.tree.leaves(counter)]
+    return found
 
 
 def _with_weights(reply: Reply, weights: list[float]) -> Reply:
