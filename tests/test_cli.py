@@ -11,11 +11,12 @@ import sys
 import time
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 import fedda as package
-from fedda import algorithms, cli, config
+from fedda import algorithms, cli, config, experiment
 
 QUICK = ["model=linear", "clients=12", "cohort=3", "rounds=4", "eval_every=2"]
 
@@ -254,6 +255,7 @@ def test_algorithms_lists_all_and_shows_each(fedda):
             ["compare", "fedavg", "scaffold", "mu=1"],
             "none of the compared algorithms has the setting 'mu'. It is a setting of fedda-sgdm, ",
         ),
+        (["compare", "task=[]"], "task must be text, got []."),
         (["compare", "seed=x"], "seed must be a whole number, got 'x'"),
         (["compare", "fedavg", "--all"], "give names of algorithms or --all"),
         (["run", "checkpoint_every=0"], "checkpoint_every must be at least 1"),
@@ -288,6 +290,27 @@ def test_wrong_input_is_a_message(fedda, tmp_path: Path, words: list[str], messa
     assert message in err
     assert "Traceback" not in err
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("Unable to allocate 16.0 GiB"),
+        jax.errors.JaxRuntimeError("INTERNAL: Out of memory allocating 11031623530448 bytes."),
+    ],
+)
+def test_too_little_memory_is_a_message(fedda, monkeypatch, error: Exception):
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(experiment, "run", refuse)
+    code, _, told = fedda("run", "-q")
+    assert code == 1
+    assert f"fedda: there is not enough memory: {error}" in told
+    assert "Lower batch, cohort, clients or chunk" in told
+    monkeypatch.setattr(experiment, "run", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):  # what is no lack of memory is not hidden
+        fedda("run", "-q")
 
 
 def test_on_a_terminal_there_is_a_bar_and_ctrl_c_says_how_to_go_on(tmp_path: Path):

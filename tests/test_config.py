@@ -1,7 +1,12 @@
 """Configurations: where values come from, and what is refused."""
 
+import dataclasses
+import itertools
+import math
 import os
+import re
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -62,6 +67,74 @@ def test_every_task_file_is_of_known_keys_and_survives_a_dump(task: str, tmp_pat
     (tmp_path / "config.toml").write_text(config.dump(resolved))
     assert config.resolve(config.read(tmp_path / "config.toml")) == resolved
     assert (config.TASKS / f"{task.replace('-', '_')}.py").exists()
+
+
+ABSURD = [
+    *("[[[", "[" * 5000, "[]", "[[1]]", "{}", "{a = 1}", "", '"', "\\", "true", "1979-05-27"),
+    *("9" * 5000, "-" + "9" * 5000, "1" * 4000, "18446744073709551616", "-18446744073709551616"),
+    *("1e400", "-1e400", "nan", "inf", "-inf", "5e-324", "1.7e308", "0.1", "1"),
+    *("\U0001f600", "\udc80", "a\x00b", "a\nb", "\x7f", "\x85", "x" * 100_000),
+    *('"a\\u0000b"', "1\nseed = 2"),
+]
+
+
+@pytest.mark.parametrize(
+    ("task", "also"), [("cifar100", config.FIELDS), ("stackexchange", ()), ("synthetic", ())]
+)
+def test_a_setting_is_refused_or_reads_back_as_it_is(task: str, also: Iterable[str]):
+    """What neither is trained to its end, and then lost: nobody can read its config.toml."""
+    own = {*also, *config.task_settings(task), *algorithms.settings("fedda-adam", {})}
+    kept = longest = 0
+    for name, value in itertools.product(sorted(own - {"task", "algorithm"}), ABSURD):
+        given = config.parse([f"task={task}", "algorithm=fedda-adam", f"{name}={value}"])
+        try:
+            resolved = config.resolve(given)
+        except InputError as error:
+            longest = max(longest, len(str(error)))
+            continue
+        assert config.resolve(tomllib.loads(config.dump(resolved))) == resolved
+        kept += 1
+    assert kept > 10
+    assert 0 < longest < 1000, "a message repeats no page of input"
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("memory_gb=inf", "memory_gb must be a finite number, got inf."),
+        ("data_gb=nan", "data_gb must be a finite number, got nan."),
+        ("data_gb=1" + "0" * 400, "data_gb must be a finite number, got 1000"),
+        ("batch=18446744073709551616", "batch must be a whole number of less than 2**31 in size, "),
+        ("seed=[[[", "seed must be a whole number, got '[[['."),
+        ("seed=" + "9" * 5000, "seed must be a whole number, got '999"),
+        ("model=a\x07b", "text of at most 255 characters, without control characters, got 'a\\x07"),
+        ("pipeline=[]", "pipeline must be text, got []."),
+        ("client_lr=1e39", "must be a positive number, got 1e+39, which is inf in float32."),
+        ("client_lr=1" + "0" * 400, "client_lr of fedda-sgdm must be a positive number, got 1000"),
+    ],
+)
+def test_absurd_values_have_a_message(word: str, message: str):
+    with pytest.raises(InputError, match=re.escape(message)):
+        config.resolve({"task": "cifar100"} | config.parse([word]))
+
+
+def test_a_configuration_that_would_not_read_back_is_not_written():
+    for lost in ({"memory_gb": math.inf}, {"data_gb": math.nan}, {"model": "\x7f"}):
+        with pytest.raises(InputError, match=r"config\.toml would not read back"):
+            config.dump(dataclasses.replace(config.resolve({}), **lost))
+
+
+def test_names_may_have_any_letters(tmp_path: Path):
+    resolved = config.resolve({"task": "own", "data": "\U00020000 Zoë ☃"})
+    write_whole(tmp_path / "config.toml", config.dump(resolved))
+    assert config.resolve(config.read(tmp_path / "config.toml")) == resolved
+
+
+def test_a_file_of_brackets_or_digits_is_no_configuration(tmp_path: Path):
+    for text in ("seed = " + "[" * 5000, "seed = " + "9" * 5000, "\xff"):
+        (tmp_path / "a.toml").write_bytes(text.encode("latin-1"))
+        with pytest.raises(InputError, match="is not valid TOML"):
+            config.read(tmp_path / "a.toml")
 
 
 def test_words():

@@ -254,5 +254,5 @@ def test_grids_and_algorithms_that_ask_everyone_need_the_device():
             "scaffold", MODEL, clients(), squared_error,
             grid={"client_lr": [0.1, 0.2]}, cohort=2, memory_gb=1e-9,
         )  # fmt: skip
-    with pytest.raises(InputError, match="memory_gb must be a positive number, got 0"):
+    with pytest.raises(InputError, match="memory_gb must be a positive finite number, got 0"):
         fedda.run("scaffold", MODEL, clients(), squared_error, cohort=2, memory_gb=0)

@@ -17,7 +17,7 @@ from fedda.core import Algorithm
 from fedda.data.feed import Feed
 from fedda.data.shards import Shards, checked_pair, from_clients
 from fedda.devices import everywhere, mesh_for
-from fedda.errors import InputError, check_whole_number, unknown
+from fedda.errors import LARGEST, InputError, check_whole_number, is_finite, shown, unknown
 from fedda.models import Model
 from fedda.simulate import Row, Setup, example, train
 from fedda.task import ExampleWise, Plan, Task
@@ -238,6 +238,12 @@ def prepare(
     ):
         if text not in allowed:
             raise unknown(f"value of {name}", text, allowed)
+    visited = local_work * (batch if local_unit == "steps" else shards.max_count)
+    if visited + batch > LARGEST:  # the last batch may be padded
+        raise InputError(
+            f"a client would visit {visited:,} examples in a round, expected fewer than 2**31. "
+            "Lower local_work or batch."
+        )
     full = last_rounds(stabilise, rounds)
     if isinstance(shards, Feed) and any(phase.everyone for phase in record.phases):
         raise InputError(
@@ -277,12 +283,13 @@ def last_rounds(stabilise: float, rounds: int) -> int:
     number = isinstance(stabilise, Real) and not isinstance(stabilise, bool)
     if (
         not number
+        or not is_finite(stabilise)
         or not 0 <= stabilise <= rounds
         or (stabilise >= 1 and stabilise != int(stabilise))
     ):
         raise InputError(
             f"stabilise must be a share of the rounds below 1 or a whole number of rounds up to "
-            f"{rounds}, got {stabilise!r}."
+            f"{rounds}, got {shown(stabilise)}."
         )
     return round(stabilise * rounds) if stabilise < 1 else int(stabilise)
 
@@ -296,8 +303,9 @@ def _host_rounds(
     memory_gb: float,
 ) -> int | None:
     """For how many rounds the budget holds the memories of new cohorts; None: of everyone."""
-    if isinstance(memory_gb, bool) or not isinstance(memory_gb, Real) or not memory_gb > 0:
-        raise InputError(f"memory_gb must be a positive number, got {memory_gb!r}.")
+    number = isinstance(memory_gb, Real) and not isinstance(memory_gb, bool)
+    if not number or not is_finite(memory_gb) or not memory_gb > 0:
+        raise InputError(f"memory_gb must be a positive finite number, got {shown(memory_gb)}.")
     one = tree.nbytes(jax.eval_shape(algorithm.memory, traced(hyper, model), model.shapes()))
     if one * shards.num_clients <= memory_gb * 1e9:
         return None
@@ -320,8 +328,6 @@ KEYWORDS = tuple(
 def check_seed(seed: int) -> None:
     """Refuses what is no seed, or more than a random key can tell apart."""
     check_whole_number("seed", seed, least=0)
-    if seed >= 2**31:
-        raise InputError(f"seed must be below 2**31, got {seed}.")
 
 
 def traced(hyper: Any, model: Model) -> Any:

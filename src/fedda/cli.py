@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
+import jax
 import typer
 from rich import box
 from rich.markup import escape
@@ -118,8 +119,20 @@ def main() -> None:
         try:
             app()
         except (InputError, OSError) as error:
-            err.print(f"[bold red]fedda:[/] {escape(str(error))}", soft_wrap=True)
+            _print_error(str(error))
             sys.exit(2)
+        except (MemoryError, jax.errors.JaxRuntimeError) as error:
+            if isinstance(error, jax.errors.JaxRuntimeError) and "memory" not in str(error):
+                raise
+            _print_error(
+                f"there is not enough memory: {error}. Lower batch, cohort, clients or chunk, or "
+                "choose a smaller model."
+            )
+            sys.exit(1)
+
+
+def _print_error(words: str) -> None:
+    err.print(f"[bold red]fedda:[/] {escape(words)}", soft_wrap=True)
 
 
 def _print_version(asked: bool) -> None:

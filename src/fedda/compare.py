@@ -30,7 +30,8 @@ def shared(
     compared: list[str], values: Mapping[str, Any]
 ) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """For each algorithm those of the settings that it has; and a note on each that some lack."""
-    common = {*config.FIELDS, *config.task_settings(values.get("task", Config.task))}
+    task = config.resolve({key: values[key] for key in values if key == "task"}).task
+    common = {*config.FIELDS, *config.task_settings(task)}
     own = {name: {*common, *algorithms.settings(name, values)} for name in compared}
     notes = []
     for key in values:

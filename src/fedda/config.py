@@ -10,6 +10,7 @@ its own, and of the run.
 import dataclasses
 import json
 import tomllib
+import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -17,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from fedda import algorithms
-from fedda.errors import InputError, unknown
+from fedda.errors import LARGEST, InputError, is_finite, shown, unknown
 
 PRESETS = Path(__file__).parent / "presets"
 TASKS = Path(__file__).parent / "tasks"
+LONGEST = 255  # characters of a text: no name of a file is longer
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,7 @@ def _options(task: str, values: Mapping[str, Any]) -> dict[str, Any]:
     defaults = dict(file.get("settings", {}))
     if pipelines:
         pipeline = values.get("pipeline", next(iter(pipelines)))
+        _check_kind("pipeline", pipeline, str)
         if pipeline not in pipelines:
             raise unknown(f"pipeline of {task}", pipeline, pipelines)
         defaults |= {"pipeline": pipeline} | pipelines[pipeline]
@@ -160,23 +163,42 @@ def _options(task: str, values: Mapping[str, Any]) -> dict[str, Any]:
 def _check_kind(name: str, value: Any, kind: Any) -> None:
     allowed, words = KINDS[kind]
     if isinstance(value, bool) != (kind is bool) or not isinstance(value, allowed):
-        raise InputError(f"{name} must be {words}, got {value!r}.")
+        raise InputError(f"{name} must be {words}, got {shown(value)}.")
+    # What passes is written to config.toml, and a resumed run must read the same value there.
+    if kind is str and (len(value) > LONGEST or any(map(_is_control, value))):
+        raise InputError(
+            f"{name} must be text of at most {LONGEST} characters, without control characters, "
+            f"got {shown(value)}."
+        )
+    if kind is int and abs(value) > LARGEST:
+        raise InputError(
+            f"{name} must be a whole number of less than 2**31 in size, got {shown(value)}."
+        )
+    if kind is float and not is_finite(value):
+        raise InputError(f"{name} must be a finite number, got {shown(value)}.")
+
+
+def _is_control(character: str) -> bool:
+    """Whether TOML has to escape a character, or cannot hold it at all (half of a pair)."""
+    return unicodedata.category(character) in ("Cc", "Cs")
 
 
 @lru_cache
 def preset(task: str, model: str) -> dict[str, dict[str, Any]]:
     """The settings of each algorithm on a task and model, where they were tuned or published."""
-    path = PRESETS / f"{task}-{model}.toml"
-    return tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    name = f"{task}-{model}.toml"
+    if name not in {path.name for path in PRESETS.glob("*.toml")}:  # `model` may be no file name
+        return {}
+    return tomllib.loads((PRESETS / name).read_text(encoding="utf-8"))
 
 
 def read(path: Path) -> dict[str, Any]:
     """The keys and values of a configuration file."""
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError:
         raise InputError(f"there is no configuration file {path}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not valid TOML: {error}.") from None
 
 
@@ -186,11 +208,13 @@ def parse(settings: Iterable[str]) -> dict[str, Any]:
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals or not key:
-            raise InputError(f"a setting must look like key=value, got {setting!r}.")
+            raise InputError(f"a setting must look like key=value, got {shown(setting)}.")
         try:
-            values[key] = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            values[key] = text
+            found = tomllib.loads(f"value = {text}")
+        except (ValueError, RecursionError):  # also thousands of digits, or of brackets
+            found = {}
+        # A text with a line break could hold further keys, which nobody gave.
+        values[key] = found["value"] if found.keys() == {"value"} else text
     return values
 
 
@@ -210,5 +234,24 @@ def from_words(words: list[str]) -> dict[str, Any]:
 
 
 def dump(config: Config) -> str:
-    """The configuration as TOML; numbers and text on one level are written there as in JSON."""
-    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in config.flat().items())
+    """Return the configuration as TOML, in which numbers and text are written as in JSON.
+
+    Raises:
+        InputError: The text would not read back as the same configuration, so that a run with it
+            could not be resumed.
+    """
+    values = config.flat()
+    lines = [
+        f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in values.items()
+    ]
+    text = "".join(lines)
+    try:
+        same = tomllib.loads(text) == values
+    except ValueError:
+        same = False
+    if not same:
+        raise InputError(
+            "this configuration cannot be kept: config.toml would not read back as it is. Give "
+            "finite numbers, and text without control characters."
+        )
+    return text

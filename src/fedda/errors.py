@@ -1,7 +1,9 @@
 """One voice for everything a user can get wrong: what was got, what was expected, how to fix it."""
 
 import difflib
+import math
 import os
+import reprlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from numbers import Integral
@@ -12,19 +14,44 @@ class InputError(ValueError):
     """The input is wrong, not the program: the command prints the message without a traceback."""
 
 
+LARGEST = 2**31 - 1  # what a 32-bit integer of a compiled program can hold
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 200
+
+
+def shown(value: object) -> str:
+    """Return the representation of a value for an error message, shortened if it is long."""
+    try:
+        return _SHORT.repr(value)
+    except (ValueError, RecursionError):  # a number of thousands of digits; deeply nested lists
+        return f"{type(value).__name__} that is too long to print"
+
+
+def is_finite(value: Any) -> bool:
+    """Return whether a real number is finite, and not an integer beyond the range of floats."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
 def unknown(kind: str, got: object, known: Iterable[str]) -> InputError:
     """The error for a name that is not one of `known`, with the nearest of them first."""
     names = sorted(known)
-    begun = [name for name in names if got and name.startswith(str(got).lower())]  # as in FedDA
-    near = begun[:3] or difflib.get_close_matches(str(got), names, n=3, cutoff=0.5)
+    text = got if isinstance(got, str) else shown(got)
+    begun = [name for name in names if text and name.startswith(text.lower())]  # as in FedDA
+    near = begun[:3] or difflib.get_close_matches(text, names, n=3, cutoff=0.5)
     hint = f"Did you mean {' or '.join(near)}? " if near else ""
-    return InputError(f"unknown {kind} {got!r}. {hint}Known: {', '.join(names)}.")
+    return InputError(f"unknown {kind} {shown(got)}. {hint}Known: {', '.join(names)}.")
 
 
 def check_whole_number(name: str, value: Any, least: int) -> None:
-    """Refuses all but whole numbers from `least` on; NumPy's are some, True is none."""
+    """Refuse all but whole numbers from `least` to `LARGEST`. NumPy's are allowed, True is not."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise InputError(f"{name} must be a whole number of at least {least}, got {value!r}.")
+        raise InputError(f"{name} must be a whole number of at least {least}, got {shown(value)}.")
+    if int(value) > LARGEST:
+        raise InputError(f"{name} must be below 2**31, got {shown(value)}.")
 
 
 @contextmanager

@@ -9,7 +9,6 @@ however many local steps clients take; the tests check these, too, and that no o
 
 import importlib
 import inspect
-import math
 import pkgutil
 import re
 import typing
@@ -20,9 +19,10 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
 from fedda.core import Algorithm, Domain
-from fedda.errors import InputError, unknown
+from fedda.errors import InputError, is_finite, shown, unknown
 
 
 class Reduction(NamedTuple):
@@ -154,10 +154,11 @@ def hyper(name: str, algorithm: Algorithm, values: Mapping[str, Any]) -> Any:
     for field, value in values.items():
         if field not in known:
             raise unknown(f"hyper-parameter of {name}", field, known)
-        if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-            raise InputError(f"{field} of {name} must be {known[field].words}, got {value!r}.")
-        used = float(jnp.asarray(float(value)))  # 1 - 1e-9 is 1 in single precision
-        if not known[field].allows(used):
+        if isinstance(value, bool) or not isinstance(value, Real) or not is_finite(value):
+            raise InputError(f"{field} of {name} must be {known[field].words}, got {shown(value)}.")
+        with np.errstate(over="ignore"):
+            used = float(jnp.asarray(float(value)))  # 1 - 1e-9 is 1 in single precision
+        if not is_finite(used) or not known[field].allows(used):
             rounded = known[field].allows(float(value))
             as_used = f", which is {used:g} in {jnp.zeros(()).dtype}" if rounded else ""
             raise InputError(
