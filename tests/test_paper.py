@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from fedda import algorithms, config, reproduce
+from fedda import algorithms, config, reproduce, simulate
 from fedda.errors import InputError
 from fedda.paper import (
     cells,
@@ -296,7 +296,7 @@ def test_a_file_that_agrees_with_its_checksum_may_still_lack_something(tmp_path,
     path.write_text(json.dumps(content | {"checksum": cells._hash(content)}))
     (found,) = cells.read_all(tmp_path).damaged
     assert (found.path, found.of_other_version) == (path, False)
-    assert found.why == f"is not whole: it does not say {lost}"
+    assert found.why == f"is not whole: the file lacks {lost}"
 
 
 @pytest.mark.parametrize("place", ["digits/fedda-sgdm-000000000000.json", "emnist/{name}"])
@@ -781,7 +781,9 @@ def run_directory(folder: Path, **settings) -> Path:
     run = config.resolve(TINY | settings)
     folder.mkdir()
     (folder / "config.toml").write_text(config.dump(run))
-    lines = (json.dumps(row).replace("NaN", "null") for row in history(run.rounds, run.eval_every))
+    totals = dict.fromkeys(simulate.TOTALS, 0)
+    rows = history(run.rounds, run.eval_every)
+    lines = (json.dumps(row | totals).replace("NaN", "null") for row in rows)
     (folder / "metrics.jsonl").write_text("".join(line + "\n" for line in lines))
     (folder / "summary.json").write_text(json.dumps(SUMMARY))
     return folder
@@ -802,7 +804,11 @@ def test_a_run_that_is_not_whole_becomes_none(tmp_path):
     for name, change, message in (
         ("config.toml", lambda text: text.replace('precision = "tf32"\n', ""), "does not say prec"),
         ("summary.json", None, "it is not finished"),
-        ("summary.json", lambda text: text.replace('"bytes_up"', '"up"'), "not say bytes_up"),
+        ("summary.json", lambda text: text.replace('"bytes_up"', '"up"'), "file lacks bytes_up"),
+        ("summary.json", lambda text: "[" * 9999, "nested too deeply"),
+        ("summary.json", lambda text: text.replace("650", '"many"'), "expected a whole number"),
+        ("metrics.jsonl", lambda text: text.replace("loss", "lost"), "round 0 lacks train_loss"),
+        ("metrics.jsonl", lambda text: text.replace("2.0", "[]"), "invalid line at .*:1"),
         ("metrics.jsonl", lambda text: "", "no metrics.jsonl with evaluations"),
         ("metrics.jsonl", lambda text: text[: text.rindex("{")], "ended after 2"),
     ):

@@ -10,6 +10,7 @@ from typing import Any
 
 from fedda import algorithms, config, experiment
 from fedda.config import Config
+from fedda.errors import InputError
 from fedda.files import write_whole
 from fedda.progress import Track
 
@@ -23,7 +24,7 @@ def plans(own: Mapping[str, Mapping[str, Any]], first_seed: int, seeds: int) -> 
         for name, values in own.items()
         for offset in range(seeds)
     ]
-    return {f"{plan.algorithm}-seed{plan.seed}": plan for plan in planned}
+    return {folder_of(plan): plan for plan in planned}
 
 
 def shared(
@@ -51,7 +52,22 @@ def written(directory: Path) -> Plans:
     for folder in _folders(directory):
         if (folder / "config.toml").exists():
             found.setdefault(folder.name, config.read(folder / "config.toml"))
-    return {name: config.resolve(values) for name, values in found.items()}
+    planned = {}
+    for name, values in found.items():
+        if not isinstance(values, dict):
+            raise InputError(f"{path} is damaged: {name} is no table. Give another --out.")
+        plan = planned[name] = config.resolve(values)
+        if name != folder_of(plan):  # it might be a folder anywhere
+            raise InputError(
+                f"{directory} is damaged: the run {name!r} has the settings of {folder_of(plan)}. "
+                "Give another --out."
+            )
+    return planned
+
+
+def folder_of(plan: Config) -> str:
+    """Return the name of the folder of a run."""
+    return f"{plan.algorithm}-seed{plan.seed}"
 
 
 def is_there(directory: Path) -> bool:

@@ -23,12 +23,12 @@ import jax
 import numpy as np
 
 import fedda
-from fedda import api, devices, processes, simulate, tasks, tree
+from fedda import api, devices, processes, results, simulate, tasks, tree
 from fedda import config as configs
 from fedda.config import Config
 from fedda.continued import Result
 from fedda.errors import InputError, unknown
-from fedda.files import json_numbers, read_rows, write_whole
+from fedda.files import EVALUATION, json_numbers, read_json, read_rows, write_whole
 from fedda.models import PRECISIONS
 from fedda.simulate import Row
 
@@ -166,7 +166,7 @@ class _Before(NamedTuple):
 def _read_back(start: simulate.Run, directory: Path, checkpoints: "Checkpoints") -> _Before:
     """Reads the newest whole checkpoint, and cuts the metrics to what it has seen."""
     log_path = directory / "metrics.jsonl"
-    written = read_rows(log_path)
+    written = read_rows(log_path, EVALUATION)
     notes = ["cut metrics.jsonl after its last whole line"] if written.rest else []
     found, damaged = checkpoints.newest_whole(start, written.size)
     before, size = _Before(), 0
@@ -255,7 +255,7 @@ def _run(
         if not first:
             return
         if before.round == config.rounds and summary_path.exists():
-            summary = json.loads(summary_path.read_text())  # of the versions that did the work
+            summary = _written_summary(summary_path)  # of the versions that did the work
             return
         if problem.final is not None:
             params = devices.here(final.state.params)
@@ -266,6 +266,17 @@ def _run(
 
     processes.agreed(finish)
     return Outcome(Result(final.state, history), summary, notes)
+
+
+def _written_summary(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = read_json(path, results.SUMMARY)
+    except ValueError as error:
+        raise InputError(
+            f"{path} is damaged: {error}. Delete it, and resume the run once more: it is written "
+            "again."
+        ) from error
+    return found
 
 
 def _summary(

@@ -6,6 +6,18 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedda.schema import NUMBER_OR_NULL, mismatch
+
+# A line of `metrics.jsonl` in a run directory.
+EVALUATION = {
+    "round": int,
+    "bytes_down": int,
+    "bytes_up": int,
+    "nonfinite_clients": int,
+    "skipped_rounds": int,
+    ...: NUMBER_OR_NULL,
+}
+
 
 def write_whole(path: Path, text: str) -> None:
     """Writes a file so that a reader finds the old content or the new one, never a part."""
@@ -22,27 +34,55 @@ def write_whole(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def read_json(path: Path, spec: Any) -> Any:
+    """Return the content of a JSON file that matches a specification; see `fedda.schema`.
+
+    Raises:
+        ValueError: The file is not JSON, or its content does not match. Says why.
+    """
+    content = _parsed(path.read_text(encoding="utf-8"))
+    if why := mismatch(content, spec):
+        raise ValueError(why)
+    return content
+
+
+def _parsed(text: str | bytes) -> Any:
+    try:
+        content = json.loads(text)
+    except RecursionError:
+        raise ValueError("its lists are nested too deeply") from None
+    # Half of a pair of code units cannot be printed, nor written to another file.
+    json.dumps(content, ensure_ascii=False).encode()
+    return content
+
+
 class Rows(NamedTuple):
-    """The lines of a file up to the first that is not a whole JSON object."""
+    """The lines of a file up to the first that is not a whole JSON object of the wanted types."""
 
     rows: list[dict[str, Any]]
     size: int  # their bytes
     rest: bytes  # what follows them
 
+    @property
+    def is_damaged(self) -> bool:
+        """Whether more than one line follows: a process that is killed leaves part of one."""
+        return self.rest.count(b"\n") > self.rest.endswith(b"\n")
 
-def read_rows(path: Path) -> Rows:
-    """The JSON objects of a file, one a line; a process killed while writing leaves a `rest`."""
+
+def read_rows(path: Path, spec: Any) -> Rows:
+    """Return the JSON objects of a file, one a line, each of which matches a specification.
+
+    A process that is killed while it writes leaves a `rest`.
+    """
     content = path.read_bytes() if path.exists() else b""
     rows: list[dict[str, Any]] = []
     size = 0
     for line in content.splitlines(keepends=True):
         try:
-            row = json.loads(line)
+            row = _parsed(line)
         except ValueError:
             break
-        if not (
-            line.endswith(b"\n") and isinstance(row, dict) and isinstance(row.get("round"), int)
-        ):
+        if not line.endswith(b"\n") or mismatch(row, spec):
             break
         rows.append(row)
         size += len(line)

@@ -4,7 +4,6 @@ A run directory holds `config.toml`, `metrics.jsonl` and, once the run has finis
 `summary.json`. Runs that differ only in their seed are one line of the comparison.
 """
 
-import json
 import math
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
@@ -14,18 +13,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedda.errors import InputError
-from fedda.files import read_rows
+from fedda.files import EVALUATION, read_json, read_rows
+from fedda.schema import mismatch
 
 Evaluation = dict[str, Any]
 
-_NOT_A_METRIC = {
-    "round",
-    "train_loss",
-    "loss",
-    "bytes_down",
-    "bytes_up",
-    "nonfinite_clients",
-    "skipped_rounds",
+_NOT_A_METRIC = {*EVALUATION, "train_loss", "loss"}
+
+# What is read of a run's files; they hold more.
+CONFIG = {"algorithm": str, "task": str, "seed": int}
+SUMMARY = {
+    "metric": str,
+    "higher_is_better": bool,
+    "seconds?": {"total": float, "compile": float, ...: float},
+    "versions?": {...: str},
 }
 
 
@@ -236,15 +237,10 @@ def megabytes(row: Evaluation) -> float:
 
 
 def _read_run(directory: Path) -> Run:
-    config = _parse(directory / "config.toml", tomllib.loads)
-    if missing := {"algorithm", "task", "seed"} - config.keys():
-        raise InputError(
-            f"got {directory / 'config.toml'} without {', '.join(sorted(missing))}; expected the "
-            "configuration that a run writes; leave this directory out or run it again"
-        )
-    evaluations, notes = _read_log(directory / "metrics.jsonl")
+    config = _read(directory / "config.toml", _read_config)
+    evaluations, notes = read_log(directory / "metrics.jsonl")
     finished = (directory / "summary.json").exists()
-    summary = _parse(directory / "summary.json", json.loads) if finished else None
+    summary = read_summary(directory / "summary.json") if finished else None
     last = evaluations[-1] if evaluations else {}
     if not finished:
         of = f" of {config['rounds']}" if "rounds" in config else ""
@@ -256,25 +252,38 @@ def _read_run(directory: Path) -> Run:
     return Run(directory, config, evaluations, summary, notes)
 
 
-def _parse(path: Path, parse: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+def read_summary(path: Path, spec: Any = SUMMARY) -> dict[str, Any]:
+    """Return the summary of a finished run; one that is damaged is refused."""
+    return _read(path, lambda path: read_json(path, spec))
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    config = tomllib.loads(path.read_text(encoding="utf-8"))
+    if why := mismatch(config, CONFIG):
+        raise ValueError(why)
+    return config
+
+
+def _read(path: Path, read: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     try:
-        return parse(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return read(path)
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(
             f"got {path}, which cannot be read ({error}); expected the file that a run writes; "
             "leave this directory out or run it again"
         ) from error
 
 
-def _read_log(path: Path) -> tuple[list[Evaluation], list[str]]:
-    rows, _, rest = read_rows(path)
-    # A run that is killed while it writes leaves part of a line, and only at the end.
-    if rest.count(b"\n") > rest.endswith(b"\n"):
+def read_log(path: Path) -> tuple[list[Evaluation], list[str]]:
+    """Return the evaluations of a run, and notes about them; damaged lines are refused."""
+    found = read_rows(path, EVALUATION)
+    if found.is_damaged:
         raise InputError(
-            f"got an invalid line at {path}:{len(rows) + 1}; expected one JSON object with a round "
-            "per evaluation; mend or delete the line"
+            f"got an invalid line at {path}:{len(found.rows) + 1}; expected one JSON object with a round "
+            "and numbers per evaluation; mend or delete the line"
         )
-    return rows, [f"{path.parent}: ignored the truncated last line of {path.name}"] if rest else []
+    cut = [f"{path.parent}: ignored the truncated last line of {path.name}"] if found.rest else []
+    return found.rows, cut
 
 
 def _settings(run: Run) -> tuple[tuple[str, str], ...]:

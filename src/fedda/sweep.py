@@ -23,11 +23,35 @@ from fedda import algorithms, api, experiment, results
 from fedda import config as configs
 from fedda.config import Config
 from fedda.errors import InputError, unknown
-from fedda.files import json_numbers, read_rows, write_whole
+from fedda.files import json_numbers, read_json, read_rows, write_whole
+from fedda.schema import NUMBER_OR_NULL
 from fedda.simulate import TOTALS, Row, averaged
 from fedda.together import Part
 
 Grid = Mapping[str, Sequence[float]]
+
+# A line of `points.jsonl`.
+POINT = {
+    "hyper": {...: float},
+    "seed": int,
+    "round": int,
+    "train_loss": NUMBER_OR_NULL,
+    "loss": NUMBER_OR_NULL,
+    "failures": int,
+    ...: NUMBER_OR_NULL,
+}
+# What `summary.json` says of how a sweep was made.
+HOW = {
+    "runs": int,
+    "together": [int],
+    "runs_x_rounds_per_second": NUMBER_OR_NULL,
+    "seconds": {...: float},
+    "data": dict,
+    "precision": str,
+    "device": str,
+    "versions": {...: str},
+    "commit": str,
+}
 
 
 class Point(NamedTuple):
@@ -76,7 +100,7 @@ def run(
     rules |= dict.fromkeys((trained, metric.__name__), problem.higher_is_better)
     if by not in rules:
         raise unknown("rule to choose by", by, rules)
-    lines = _opened(directory, config, grid, trained)
+    lines = _opened(directory, config, grid, (trained, metric.__name__))
     left = [point for point in wanted if point not in lines]
 
     def tell(members: range, part: Part) -> None:
@@ -123,7 +147,12 @@ def run(
     }
     path = directory / "summary.json"
     if not left and path.exists():
-        old = json.loads(path.read_text())
+        try:
+            old = read_json(path, HOW)
+        except ValueError as error:
+            raise InputError(
+                f"{path} is damaged: {error}. Delete it, and the same command writes it again."
+            ) from error
         how = {name: old[name] for name in how}  # it names the versions that did the work
     write(directory, asked, summary | how)
     return summary | how
@@ -188,7 +217,9 @@ def _line(grid: Grid, point: Point, row: Row) -> Row:
     }
 
 
-def _opened(directory: Path, config: Config, grid: Grid, trained: str) -> dict[Point, Row]:
+def _opened(
+    directory: Path, config: Config, grid: Grid, measured: Sequence[str]
+) -> dict[Point, Row]:
     """What earlier processes wrote in this directory; one that is new is started."""
     path = directory / "config.toml"
     check_directory(directory, path.name)
@@ -206,16 +237,22 @@ def _opened(directory: Path, config: Config, grid: Grid, trained: str) -> dict[P
                 "A sweep may get more points but keeps its configuration: give another --out."
             )
     lines = {}
-    for line in read_rows(directory / "points.jsonl").rows:
+    found = read_rows(directory / "points.jsonl", POINT)
+    if found.is_damaged:
+        raise InputError(
+            f"line {len(found.rows) + 1} of {directory / 'points.jsonl'} is damaged. Delete it, "
+            "and the same command trains that point again."
+        )
+    for line in found.rows:
         if line["hyper"].keys() != grid.keys():
             raise InputError(
                 f"{directory} is a sweep over {', '.join(line['hyper']) or 'seeds'}, got a grid "
                 f"over {', '.join(grid) or 'seeds'}. Give another --out."
             )
-        if trained not in line:
+        if missing := [name for name in measured if name not in line]:
             raise InputError(
-                f"{directory} is a sweep of a version that did not measure {trained}. Give another "
-                "--out."
+                f"{directory} is a sweep of a version that did not measure {missing[0]}. Give "
+                "another --out."
             )
         lines[Point(tuple(line["hyper"][name] for name in grid), line["seed"])] = line
     return lines

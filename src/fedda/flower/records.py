@@ -83,7 +83,7 @@ class Records:
         """The newest whole checkpoint or the beginning; lines of later rounds are cut off."""
         if self.directory is None or self.checkpoints is None:
             return state, Progress()
-        written = read_rows(self.directory / "metrics.jsonl")
+        written = read_rows(self.directory / "metrics.jsonl", {"round": int})
         found, damaged = self.checkpoints.newest_whole(state, written.size)
         for note in damaged:
             log.warning(note)

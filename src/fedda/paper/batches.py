@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedda import tree
-from fedda.files import write_whole
+from fedda.files import read_json, write_whole
 from fedda.together import Part
 from fedda.tree import PyTree
 
@@ -39,7 +39,7 @@ def kept(folder: Path) -> list[list[str]]:
     for path in sorted(folder.glob(".work/together-*/members.json")):
         # Another process tidies up; or the file is damaged, and its members begin a new one.
         with contextlib.suppress(FileNotFoundError, ValueError):
-            found.append(json.loads(path.read_text(encoding="utf-8")))
+            found.append(read_json(path, [str]))
     return found
 
 

@@ -19,7 +19,9 @@ from typing import Any, NamedTuple
 from fedda import config as configs
 from fedda.config import Config
 from fedda.errors import InputError
-from fedda.files import read_rows, write_whole
+from fedda.files import read_json, write_whole
+from fedda.results import read_log, read_summary
+from fedda.schema import NUMBER_OR_NULL, mismatch
 from fedda.simulate import averaged
 
 # Settings that came later, and what cells from before stand for.
@@ -28,27 +30,32 @@ HOW = ("chunk", "devices", "memory_gb", "data_gb", "checkpoint_every")  # comput
 DIGITS = 6
 
 # What a cell takes over from a run's summary.
-FROM_SUMMARY = (
-    "metric",
-    "higher_is_better",
-    "parameters",
-    "bytes_down",
-    "bytes_up",
-    "nonfinite_clients",
-    "skipped_rounds",
-    "whole_test_set",
-    "seconds",
-    "together",
-    "device",
-    "devices",
-    "processes",
-    "versions",
-    "commit",
-    "data",
-    "clients",
-)
-MAY_MISS = ("whole_test_set", "together", "processes", "devices", "clients")
-NEEDED = frozenset(FROM_SUMMARY) - {*MAY_MISS}
+SUMMARY = {
+    "metric": str,
+    "higher_is_better": bool,
+    "parameters": int,
+    "bytes_down": int,
+    "bytes_up": int,
+    "nonfinite_clients": int,
+    "skipped_rounds": int,
+    "whole_test_set?": {...: NUMBER_OR_NULL},
+    "seconds": {"total": float, "compile": float, ...: float},
+    "together?": int,
+    "device": str,
+    "devices?": int,
+    "processes?": int,
+    "versions": {...: str},
+    "commit": str,
+    "data": {"sha256?": (str, None), "words?": str},
+    "clients?": int,
+}
+FROM_SUMMARY = tuple(name.removesuffix("?") for name in SUMMARY)
+CELL = SUMMARY | {
+    "checksum": str,
+    "config": {"algorithm": str, "task": str},
+    "history": {"round": [int], ...: [NUMBER_OR_NULL]},
+    "date": str,
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -212,12 +219,15 @@ def finished(directory: Path) -> Finished:
             f"{directory} has no summary.json: it is not finished. Continue it with fedda run "
             f"--resume {directory}"
         )
-    summary = json.loads(path.read_text(encoding="utf-8"))
-    if missing := NEEDED - summary.keys():
-        raise InputError(f"{path} does not say {', '.join(sorted(missing))}.")
-    rows = read_rows(directory / "metrics.jsonl").rows
+    summary = read_summary(path, SUMMARY)
+    log = directory / "metrics.jsonl"
+    rows, _ = read_log(log)
     if not rows:
         raise InputError(f"{directory} has no metrics.jsonl with evaluations.")
+    needed = dict.fromkeys(("train_loss", "loss", summary["metric"]), NUMBER_OR_NULL)
+    for row in rows:
+        if why := mismatch(row, needed, f"the line of round {row['round']}"):
+            raise InputError(f"{log} is damaged: {why}. Make the run again.")
     return Finished(config, rows, summary, path.stat().st_mtime)
 
 
@@ -244,23 +254,29 @@ def read(path: Path) -> Cell | Damaged:
     if path.is_dir():
         return Damaged(path, "is a folder, not the file of a run")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path, CELL)
     except (OSError, ValueError) as error:
         return Damaged(path, f"is not whole: {error}")
-    if not isinstance(content, dict) or "checksum" not in content:
-        return Damaged(path, "is not whole: it has no checksum")
     rest = {each: value for each, value in content.items() if each != "checksum"}
     if _hash(rest) != content["checksum"]:
         return Damaged(path, "was changed: its checksum is another")
-    if missing := NEEDED.union(("config", "history", "date")) - content.keys():
-        return Damaged(path, f"is not whole: it does not say {', '.join(sorted(missing))}")
+    history = content["history"]
+    if not {"train_loss", "loss", content["metric"]} <= history.keys():
+        return Damaged(path, f"is not whole: its history lacks {content['metric']} or losses")
+    if not history["round"] or len({len(column) for column in history.values()}) > 1:
+        return Damaged(path, "is not whole: the columns of its history are empty or not as long")
+    if history["round"] != sorted({*history["round"]}):
+        return Damaged(path, "is not whole: the rounds of its history do not rise")
     own = content["config"]
     identity = {"config": own, "data": content["data"].get("sha256")}
     named = own.get("task"), f"{own.get('algorithm')}-{_hash(identity)[:12]}"
     if (path.parent.name, path.stem) != named:
         return Damaged(path, "is the result of another configuration than its name says")
     try:
-        return Cell(path, configs.resolve(own), content)
+        config = configs.resolve(own)
+        if min(content["parameters"], config.rounds, config.cohort, config.eval_every) < 1:
+            return Damaged(path, "is of a run without parameters, rounds, clients or evaluations")
+        return Cell(path, config, content)
     except InputError as error:
         return Damaged(path, f"is of another version: {error}", of_other_version=True)
 

@@ -16,7 +16,9 @@ import time
 import uuid
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
+
+from fedda.files import read_json
 
 RENEWED = 30.0  # seconds
 STALE = 600.0  # seconds without renewal
@@ -95,10 +97,10 @@ def _is_stale(path: Path) -> bool:
     except FileNotFoundError:
         return False  # it was given back this moment, and done: whoever asks again will see
     try:
-        claim: dict[str, Any] = json.loads(_text(path))
+        claim = read_json(path, {"host": str, "pid": int})
         gone = claim["host"] == _host() and not _is_alive(claim["pid"])
-    except (ValueError, KeyError):
-        gone = False  # not written to the end yet
+    except (FileNotFoundError, ValueError):
+        gone = False  # given back this moment, or not written to the end yet
     return gone or age > STALE
 
 
@@ -121,7 +123,7 @@ def _host() -> str:
 def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:  # it is another user's
         return True

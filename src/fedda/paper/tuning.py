@@ -3,12 +3,13 @@
 Read off `tuning/<task>/<algorithm>.json` of a results folder, which `benchmarks/tune.py` writes.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedda import algorithms
 from fedda.errors import InputError
+from fedda.files import read_json
 from fedda.paper.methods import METHODS, OPTIMISER_NAMES, label, title
 
 HEADING = "What tuning came to"
@@ -18,6 +19,13 @@ MEANING = (
     "of a grid of three values or more. All points are in `tuning/`, and what was chosen is in the "
     "presets of the package."
 )
+TUNED = {
+    "algorithm": str,
+    "best": ({"train_loss": float, "at_the_end": [str]}, None),
+    "runs": int,
+    "rounds": int,
+    "seeds": [int],
+}
 Best = Mapping[str, Mapping[str, Any]]  # what was written of each algorithm, by its name
 
 
@@ -26,14 +34,17 @@ def best(folder: Path) -> Mapping[str, Best]:
     found: dict[str, dict[str, Any]] = {}
     for path in sorted(folder.glob("tuning/*/*.json")):
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            kept = {name: content[name] for name in ("best", "runs", "rounds", "seeds")}
-            kept["label"] = label(content["algorithm"])
-        except (ValueError, KeyError, TypeError) as error:
+            content = read_json(path, TUNED)
+            if not content["seeds"]:
+                raise ValueError("it has no seeds")
+            algorithms.options(content["algorithm"])  # which refuses what is not known
+        except ValueError as error:
             raise InputError(
-                f"{path} is not what benchmarks/tune.py writes of an algorithm: {error!r}. Delete "
+                f"{path} is not what benchmarks/tune.py writes of an algorithm: {error}. Delete "
                 "it, and tune that algorithm again."
             ) from error
+        kept = {name: content[name] for name in ("best", "runs", "rounds", "seeds")}
+        kept["label"] = label(content["algorithm"])
         found.setdefault(path.parent.name, {})[content["algorithm"]] = kept
     return found
 

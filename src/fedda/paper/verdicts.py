@@ -5,16 +5,17 @@ F1 to F4 and F13 are about mathematics: `fedda theory` measures them, and what i
 seconds of cells depend on what else the machine did. The rest is read off the cells alone.
 """
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedda.errors import InputError
+from fedda.files import read_json
 from fedda.paper import conduct, evidence, rivals
 from fedda.paper.cells import Cell, Cells
 from fedda.paper.experiments import FEDDA
 from fedda.paper.judging import FAILS, HOLDS, IN_PART, OPEN, Verdict
+from fedda.schema import NUMBER_OR_NULL
 
 LITTLE = 1.25  # times FedAvg's round, where we say that it is little time
 MEANING = (
@@ -23,6 +24,17 @@ MEANING = (
     "in none of it. Two methods are told apart by the 95 % interval of their difference over "
     "shared seeds; where there is one seed, if they differ by over 1 % of what they come to."
 )
+
+
+# What is read of the files of `fedda theory` and `fedda bench`.
+THEORY_FILE = {
+    "claims": [{"key": str, "claim": str, "verdict": str, "measured": str}],
+    "date?": str,
+    "device?": str,
+    "commit?": str,
+    "versions?": {...: str},
+}
+BENCH_FILE = {"device": str, "models": {...: {"fedda_to_fedavg?": NUMBER_OR_NULL}}}
 
 
 class Beside(NamedTuple):
@@ -53,40 +65,16 @@ def verdicts(results: Cells, beside: Beside) -> list[Verdict]:
 def read_beside(folder: Path) -> Beside:
     theory, bench = folder / "theory" / "theory.json", folder / "bench.json"
     return Beside(
-        _written_by("fedda theory", theory, _has_claims),
-        _written_by("fedda bench", bench, _has_models),
+        _written_by("fedda theory", theory, THEORY_FILE),
+        _written_by("fedda bench", bench, BENCH_FILE),
     )
 
 
-def _has_claims(found: dict[str, Any]) -> bool:
-    claims = found.get("claims")
-    return isinstance(claims, list) and all(
-        isinstance(part, dict) and all(isinstance(part.get(name), str) for name in PART)
-        for part in claims
-    )
-
-
-def _has_models(found: dict[str, Any]) -> bool:
-    models = found.get("models")
-    return (
-        "device" in found
-        and isinstance(models, dict)
-        and all(
-            isinstance(case, dict) and isinstance(case.get("fedda_to_fedavg"), int | float | None)
-            for case in models.values()
-        )
-    )
-
-
-def _written_by(
-    command: str, path: Path, is_whole: Callable[[dict[str, Any]], bool]
-) -> Mapping[str, Any] | None:
+def _written_by(command: str, path: Path, spec: Any) -> Mapping[str, Any] | None:
     if not path.exists():
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(found, dict) or not is_whole(found):
-            raise ValueError("what it measured is not in it")
+        found: dict[str, Any] = read_json(path, spec)
     except ValueError as error:
         raise InputError(
             f"{path} is not what {command} writes: {error}. Delete it, or write it again."
@@ -113,7 +101,6 @@ THEORY = {
     "F3": "Local momentum deviates exponentially with local steps t, decoupled momentum as t².",
     "F4": "Local deviations grow at the rate λ+ of its appendix.",
 }
-PART = ("key", "claim", "verdict", "measured")  # what is said of each part of a claim
 RATIOS = "In FedDA+Adam the entries of m̂ / √v̂ stay near ±1."
 
 
@@ -122,7 +109,7 @@ def _of_theory(name: str, claim: str, theory: Mapping[str, Any] | None) -> Verdi
 
     Of a claim of one part, what was measured begins with the sentence to be told.
     """
-    parts = [part for part in (theory or {}).get("claims", []) if part["key"].split()[0] == name]
+    parts = [part for part in (theory or {}).get("claims", []) if part["key"].split()[:1] == [name]]
     if not parts:
         return Verdict(name, claim, OPEN, "Not measured yet.")
     holding = sum(part["verdict"] == HOLDS for part in parts)
