@@ -292,6 +292,35 @@ def test_wrong_input_is_a_message(fedda, tmp_path: Path, words: list[str], messa
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
 
 
+WILD = ["client_lr=3e38", "local_work=5"]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_run_that_trained_nothing_fails_and_keeps_its_files(fedda, tmp_path, as_json):
+    words = ["run", "algorithm=fedavg", *QUICK, *WILD, "-q", "--out", "wild"]
+    code, out, err = fedda(*words, *(["--json"] if as_json else []))
+    assert code == 1
+    assert "fedda: nothing was trained: all 4 rounds were skipped, as uploads were not" in err
+    assert (tmp_path / "wild" / "summary.json").exists()
+    if as_json:
+        assert json.loads(out)["directory"] == "wild"
+        assert json.loads(out)["skipped_rounds"] == 4
+    code, _, err = fedda("run", "--resume", "wild", "-q")
+    assert code == 1
+    assert "all 4 rounds were skipped" in err
+
+
+def test_a_comparison_names_the_runs_that_trained_nothing(fedda):
+    """`fedprox` with a huge mu diverges, and its neighbour does not."""
+    words = ["compare", "fedavg", "fedprox", *QUICK, "local_work=5", "mu=1e38", "-q", "--out", "c"]
+    code, out, err = fedda(*words)
+    assert code == 0
+    assert "fedprox-seed0: nothing was trained: all 4 rounds were skipped" in err
+    assert "fedavg-seed0" not in err
+    assert re.search(r"skipped", out)
+    assert fedda("compare", "fedavg", *QUICK, *WILD, "-q", "--out", "d")[0] == 1
+
+
 @pytest.mark.parametrize(
     "error",
     [

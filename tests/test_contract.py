@@ -25,6 +25,7 @@ from fedda import algorithms, api, core, simulate, tree
 from fedda.cohort import Layout, draw_cohort, sum_over_clients
 from fedda.core import Algorithm, Phase, Positive, Seen
 from fedda.data.shards import Shards, from_clients
+from fedda.errors import InputError
 from fedda.losses import squared_error
 from fedda.simulate import Setup
 from fedda.task import Plan, Task
@@ -468,10 +469,17 @@ def test_history_counts_what_was_not_finite():
 
 
 def test_history_counts_skipped_rounds():
-    result = fedda.run(
-        "fedavg", MODEL, with_huge(*CLIENTS), squared_error, rounds=2 * ROUNDS, **SETTINGS
-    )
-    assert [row["skipped_rounds"] for row in result.history] == [0, ROUNDS, 2 * ROUNDS]
+    settings = ("fedavg", MODEL, with_huge(*CLIENTS), squared_error)
+    rows = []
+    message = f"all {2 * ROUNDS} rounds were skipped.*not finite .* Lower client_lr"
+    with pytest.raises(InputError, match=message):
+        fedda.run(*settings, rounds=2 * ROUNDS, on_evaluation=rows.append, **SETTINGS)
+    assert [row["skipped_rounds"] for row in rows] == [0, ROUNDS, 2 * ROUNDS]
+    # Of many runs some diverge: these are in the table. Who stops a run knows what it is like.
+    stopped = fedda.run(*settings, on_evaluation=lambda row: row["round"] > 0, **SETTINGS)
+    assert stopped.history[-1]["skipped_rounds"] == ROUNDS
+    result = fedda.run_grid(*settings, grid={}, seeds=[0, 1], rounds=ROUNDS, **SETTINGS)[0].result
+    assert [row["skipped_rounds"] for row in result.history] == [0, ROUNDS]
     assert all(np.isnan(row["train_loss"]) for row in result.history)
     assert_same(result.params, init(random.fold_in(random.key(0), 0)))
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedda import algorithms, own_algorithm, own_problem, tree
 from fedda.cohort import SAMPLERS, Layout, automatic_chunk
-from fedda.continued import Result, counted_on, taken_up
+from fedda.continued import Result, counted_on, taken_up, why_untrained
 from fedda.core import Algorithm
 from fedda.data.feed import Feed
 from fedda.data.shards import Shards, checked_pair, from_clients
@@ -52,6 +52,10 @@ def run(
     rounds skipped. `on_evaluation` is told every row as it comes; where it returns True, the run
     ends there. `start` is the result of an earlier call, after whose last round this one goes on
     for `rounds` more: with the same seed and settings, both come to what one longer call comes to.
+
+    Raises:
+        InputError: An argument is wrong, or every round was skipped, because no upload was finite
+            or no client had examples.
     """
     setup, hyper = prepare(algorithm, model, clients, loss, **settings)
     check_seed(seed)
@@ -66,6 +70,9 @@ def run(
         history.append(row)
         if on_evaluation is not None and algorithms.plain(on_evaluation(row)) is True:
             break
+    else:
+        if why := why_untrained(history[-1]):
+            raise InputError(why)
     state, memory = evaluation.run.state, evaluation.run.memory
     # A table of all clients may be large: the host keeps it, so that the device has room again.
     return Result(state, history, jax.device_get(memory) if setup.host_rounds is None else memory)

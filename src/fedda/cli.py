@@ -26,6 +26,7 @@ from fedda import (
     tracking,
 )
 from fedda.bench_cli import bench_command
+from fedda.continued import why_untrained
 from fedda.data import datasets
 from fedda.data.catalogue import DATASETS
 from fedda.data_cli import data_app
@@ -226,10 +227,13 @@ def run(
     for note in outcome.notes:
         err.print(escape(note))
     if as_json:
-        print(json.dumps(outcome.summary))
-        return
-    _print_table(report.table(report.read_runs([directory])))
-    out.print(f"Written to {directory}", soft_wrap=True)
+        print(json.dumps({"directory": str(directory), **outcome.summary}))
+    else:
+        _print_table(report.table(report.read_runs([directory])))
+        out.print(f"Written to {directory}", soft_wrap=True)
+    if why := why_untrained(outcome.result.history[-1]):
+        _print_error(why)
+        raise typer.Exit(1)
 
 
 @app.command("compare", cls=_WithSettings)
@@ -276,6 +280,15 @@ def compare_command(
     else:
         _print_table(rows, threshold)
     _write_report([directory], directory, threshold, needed=False)
+    untrained = {
+        name: why
+        for name, summary in zip(planned, summaries, strict=True)
+        if (why := why_untrained({**summary, "round": summary["rounds"]}))
+    }
+    for name, why in untrained.items():
+        _print_error(f"{name}: {why}")
+    if len(untrained) == len(planned):
+        raise typer.Exit(1)
 
 
 def _planned(words: list[str], everything: bool, seeds: int) -> compare.Plans:

@@ -65,6 +65,19 @@ def taken_up(setup: Setup, hp: Any, start: Result) -> Run:
     )
 
 
+def why_untrained(row: Row) -> str | None:
+    """Return why a run has trained nothing, if it skipped every round up to this row."""
+    if not 0 < row["round"] == row["skipped_rounds"]:
+        return None
+    told = f"nothing was trained: all {row['round']} rounds were skipped"
+    if not row["nonfinite_clients"]:
+        return f"{told}, as no client of their cohorts had examples. Raise cohort, or add data."
+    return (
+        f"{told}, as uploads were not finite ({row['nonfinite_clients']} in all). Lower client_lr "
+        "or server_lr, and check that the loss is finite on these data."
+    )
+
+
 def _copied(x: PyTree, like: PyTree) -> PyTree:
     """The numbers of one tree in the structure of another, whose classes may be defined anew."""
     leaves = [jnp.array(np.asarray(leaf)) for leaf in jax.tree.leaves(x)]

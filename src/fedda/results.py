@@ -279,8 +279,8 @@ def read_log(path: Path) -> tuple[list[Evaluation], list[str]]:
     found = read_rows(path, EVALUATION)
     if found.is_damaged:
         raise InputError(
-            f"got an invalid line at {path}:{len(found.rows) + 1}; expected one JSON object with a round "
-            "and numbers per evaluation; mend or delete the line"
+            f"got an invalid line at {path}:{len(found.rows) + 1}; expected one JSON object "
+            "with a round and numbers per evaluation; mend or delete the line"
         )
     cut = [f"{path.parent}: ignored the truncated last line of {path.name}"] if found.rest else []
     return found.rows, cut

@@ -2,8 +2,8 @@
 
 A specification is one of:
 
-- `str`, `bool`, `int` or `float`: a value of that type. A whole number within the range of floats is
-  a `float` too. Truth values are not numbers.
+- `str`, `bool`, `int` or `float`: a value of that type. A whole number within the range of floats
+  is a `float` too. Truth values are not numbers.
 - `None`: null.
 - a tuple of specifications: any one of them.
 - a list of one specification: a list of such values.
