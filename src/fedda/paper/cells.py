@@ -145,8 +145,6 @@ def write(
     values = [row[metric] for row in rows if row["round"] > 0 and row[metric] is not None]
     choose = max if summary["higher_is_better"] else min
     late = _late(rows, last)
-    # The training loss of a row is a mean over the rounds since the row before.
-    trained = [row for row in late if row["round"] > last - averaged(last)]
     content = {
         "config": decisive(config),
         "final": {each: rows[-1][each] for each in measured},
@@ -154,7 +152,7 @@ def write(
         "mean_of_last": {
             "rounds": averaged(last),
             "evaluations": len(late),
-            "train_loss": _mean(trained, "train_loss"),
+            "train_loss": _mean(late, "train_loss"),
             "loss": _mean(late, "loss"),
             metric: _mean(late, metric),
         },
@@ -175,9 +173,12 @@ def write(
 
 
 def _late(rows: Sequence[dict[str, Any]], last: int) -> list[dict[str, Any]]:
-    """The evaluations of the last rounds up to `last`, both ends counted; never the untrained."""
-    first = max(1, last - averaged(last))
-    return [row for row in rows if first <= row["round"] <= last]
+    """Return the evaluations after each of the last rounds up to `last`.
+
+    The evaluation before the first of these rounds is not one of them: of every round of the last
+    100 there are 100 evaluations, not 101.
+    """
+    return [row for row in rows if last - averaged(last) < row["round"] <= last]
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
