@@ -1,5 +1,6 @@
 """The paper as data: its numbers, the runs that stand against them, and the files they end in."""
 
+import calendar
 import dataclasses
 import json
 import math
@@ -21,6 +22,7 @@ from fedda.paper import (
     cells,
     choice,
     claims,
+    corrections,
     evidence,
     experiments,
     glance,
@@ -268,6 +270,42 @@ def test_the_mean_of_the_last_100_rounds_has_100_evaluations(tmp_path):
     assert cell.content["mean_of_last"]["evaluations"] == 100
     assert cell.mean() == (301 + 400) / 2
     assert cell.mean(at=100) == (51 + 100) / 2, "of fewer than 200 rounds, the second half"
+
+
+def test_results_from_before_a_correction_are_marked_until_they_are_run_again(tmp_path):
+    """The date of a cell decides, so that a new run loses the mark by itself."""
+    entry = next(each for each in EXPERIMENTS["digits"].entries if each.algorithm == "scaffold")
+    run = config.resolve(entry.values)
+    rows = history(run.rounds, run.eval_every)
+    day = calendar.timegm(time.strptime("2026-11-18", "%Y-%m-%d"))
+    for date, marked in ((day - 1, True), (day, False)):
+        cells.write(tmp_path, run, rows, SUMMARY, date)
+        text = readme.readme(tmp_path, cells.read_all(tmp_path))
+        assert ("| SCAFFOLD ‡ |" in text) == ("**Made before a correction**" in text) == marked
+        assert "Stack Exchange with full-batch rounds (" not in text, "there are no such runs"
+
+
+def test_what_is_marked_in_the_committed_results():
+    every = cells.read_all(RESULTS).found
+    marked = {(cell.config.task, cell.config.algorithm, cell.config.stabilise > 0)
+              for cell in every if corrections.mark([cell])}  # fmt: skip
+    full = {each.algorithm for each in EXPERIMENTS["recommended-stackexchange"].entries}
+    assert marked <= {
+        ("stackexchange", "fedlin", False),
+        *((task, "scaffold", False) for task in ("digits", "emnist", "cifar100", "stackexchange")),
+        *(("stackexchange", algorithm, True) for algorithm in full),
+    }
+
+
+def test_names_on_the_results_page_are_not_markup(tmp_path):
+    strange = "<script>`a|b`"
+    data = {"words": strange}
+    run = config.resolve({"algorithm": "fedavg"})
+    rows = history(run.rounds, run.eval_every)
+    cells.write(tmp_path, run, rows, SUMMARY | {"device": strange, "data": data})
+    text = readme.readme(tmp_path, cells.read_all(tmp_path))
+    assert text.count(r"&lt;script&gt;\`a\|b\`") == 2
+    assert "<script>" not in text
 
 
 def test_a_run_that_diverged_has_no_number(tmp_path):

@@ -309,6 +309,20 @@ def test_markdown_has_a_line_per_row_and_escapes_bars(tmp_path):
     assert header.count("|") == rule.count("|") == line.replace("\\|", "").count("|")
 
 
+def test_markdown_shows_names_and_no_markup(tmp_path):
+    name = "<script>alert(1)</script>\n| `x` \\| &amp;"
+    write_run(tmp_path / "<img>", name, metric=name, last_row={"skipped_rounds": 3})
+    report.write([tmp_path], tmp_path / "out")
+    text = (tmp_path / "out" / "table.md").read_text()
+    shown = r"&lt;script&gt;alert(1)&lt;/script&gt; \| \`x\` \\\| &amp;amp;"
+    assert text.count(shown) == 2 + 1, "the algorithm, the column, and the sentence under the table"
+    assert re.search(r"- .*/&lt;img&gt;: 3 rounds were skipped", text)
+    assert "<" not in text
+    header, rule, line = text.splitlines()[:3]
+    bars = [len(re.findall(r"(?<!\\)(?:\\\\)*\|", each)) for each in (header, rule, line)]
+    assert len({*bars}) == 1, "every line has as many cells"
+
+
 @pytest.mark.parametrize(
     ("mean", "half", "text"),
     [

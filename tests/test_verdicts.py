@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 from fedda.errors import InputError
+from fedda.markdown import escaped
 from fedda.paper import cells, evidence, experiments, tables, verdicts
 from fedda.paper.cells import Cell, Cells
 from fedda.paper.verdicts import Beside
@@ -22,6 +23,7 @@ def cell(entry, values, every=None, seed=0, **content):
     history = {"round": rounds, "accuracy": list(values)}
     usual = {
         "metric": "accuracy",
+        "date": "2027-01-01T00:00:00Z",
         "higher_is_better": config.task != "emnist-autoencoder",
         "history": history,
         "data": {},
@@ -424,8 +426,8 @@ def test_every_claim_has_one_sentence_and_its_numbers():
     text = verdicts.section(results, beside)
     assert [each.name for each in found] == [f"F{number}" for number in range(1, 15)]
     for each in found:
-        assert f"| {each.name} | {each.claim} | {each.verdict} | {each.told} |" in text
-        assert not each.measured or f"\n- **{each.name}** {each.measured}" in text
+        assert f"| {each.name} | {each.claim} | {each.verdict} | {escaped(each.told)} |" in text
+        assert not each.measured or f"\n- **{each.name}** {escaped(each.measured)}" in text
         assert any(character.isdigit() for character in each.told + each.measured)
 
 

@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedda import markdown as markdown_text
 from fedda import page
 from fedda.files import write_whole
 from fedda.page import Drawn, Panel
@@ -55,8 +56,8 @@ def write(
     directory.mkdir(parents=True, exist_ok=True)
     notes = _notes(runs)
     rows = table(runs, threshold)
-    listed = "".join(f"- {note}\n" for note in notes)
-    text = f"{markdown(rows)}\n{_how_to_read(rows, threshold)}\n"
+    listed = "".join(f"- {markdown_text.escaped(note)}\n" for note in notes)
+    text = f"{markdown(rows)}\n{markdown_text.escaped(_how_to_read(rows, threshold))}\n"
     write_whole(directory / "table.md", f"{text}\n{listed}" if notes else text)
     drawn = figures(runs, directory)
     html(runs, directory / "report.html", threshold)
@@ -232,12 +233,8 @@ def meaning_of_interval(rows: Sequence[Row]) -> str:
 
 def markdown(rows: Sequence[Row]) -> str:
     """The table in Markdown."""
-    header, *lines = [
-        [cell.replace("|", "\\|").replace("<", "&lt;") for cell in line]
-        for line in text_table(rows)
-    ]
-    rule = [":--"] + ["--:"] * (len(header) - 1)
-    return "".join(f"| {' | '.join(line)} |\n" for line in [header, rule, *lines])
+    lines = text_table(rows)
+    return markdown_text.table(lines, "l" + "r" * (len(lines[0]) - 1)) + "\n"
 
 
 def _interval_text(found: Interval | None, style: str | None = None) -> str:

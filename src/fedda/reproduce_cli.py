@@ -12,7 +12,7 @@ from rich.table import Table
 from fedda import reproduce
 from fedda.config import Config
 from fedda.errors import InputError
-from fedda.paper import cells, choice, experiments, readme, tables
+from fedda.paper import cells, choice, corrections, experiments, readme, tables
 from fedda.paper.cells import Cell
 from fedda.terminal import Quiet, err, interruptible, out, print_whole
 
@@ -204,5 +204,9 @@ def _print(
         for note in (tables.other_length(each, rounds), *each.notes):
             if note:
                 out.print(escape(note), soft_wrap=True)
+    groups = {cells.group(config) for config in runs}
+    again = corrections.paragraph(cell for cell in found if cell.group in groups)
+    if again:
+        out.print(escape(again.replace("**", "")), soft_wrap=True)
     gone = reproduce.missing(runs, found)
     out.print(f"{len(runs) - gone} of {len(runs)} runs are done, {gone} are missing.")

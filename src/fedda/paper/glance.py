@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from html import escape
 
+from fedda.markdown import table
 from fedda.paper import evidence, experiments, rivals, tables
 from fedda.paper.cells import Cell
 from fedda.paper.methods import OPTIMISER_NAMES
@@ -45,9 +46,8 @@ def markdown(found: Sequence[Cell]) -> str:
     ]
     if not body:
         return ""
-    table = [["table", *HEADER], [":--"] * (len(HEADER) + 1), *body]
-    lines = [f"| {' | '.join(line)} |" for line in table]
-    return "\n".join(["## Does FedDA win?", "", *lines, "", MEANING])
+    listed = table([["table", *HEADER], *body], "l" * (len(HEADER) + 1))
+    return "\n\n".join(["## Does FedDA win?", listed, MEANING])
 
 
 def _line(cells: Sequence[str], tag: str) -> str:
@@ -74,9 +74,9 @@ def rows(name: str, found: Sequence[Cell]) -> list[list[str]]:
             [
                 OPTIMISER_NAMES[column.optimiser],
                 tables.text(fedda.paper),
-                tables.text(fedda.ours),
+                f"{tables.text(fedda.ours)}{fedda.mark}",
                 "-" if column.order is None else PLACES[column.order],
-                "-" if best is None else f"{_method(best)} {tables.text(best.ours)}",
+                "-" if best is None else f"{_method(best)} {tables.text(best.ours)}{best.mark}",
                 f"{_method(printed)} {tables.text(printed.paper)}",
                 str(fedda.seeds),
             ]

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from fedda.errors import InputError
 from fedda.files import write_whole
-from fedda.paper import experiments, glance, tuning, verdicts
+from fedda.markdown import escaped
+from fedda.paper import corrections, experiments, glance, tuning, verdicts
 from fedda.paper.cells import Cells
 from fedda.paper.tables import section
 
@@ -33,8 +34,9 @@ def readme(folder: Path, results: Cells) -> str:
     own = [notes.read_text(encoding="utf-8").strip()] if notes.exists() else []
     told = verdicts.section(results, verdicts.read_beside(folder))
     first = [text] if (text := glance.markdown(results.found)) else []
-    parts = [INTRO.strip(), *first, told, *own, *made, *tuning.section(folder), _sources(results)]
-    return "\n\n".join(parts) + "\n"
+    again = [text] if (text := corrections.paragraph(results.found)) else []
+    parts = [INTRO.strip(), *again, *first, told, *own, *made, *tuning.section(folder)]
+    return "\n\n".join([*parts, _sources(results)]) + "\n"
 
 
 def _sources(results: Cells) -> str:
@@ -48,11 +50,11 @@ def _sources(results: Cells) -> str:
     devices = sorted({one.content["device"] for one in results.found})
     lines = ["## Where the numbers are from", ""]
     lines += [
-        f"- {task}" + (f", {clients} clients" if clients else "") + f": {words}"
+        f"- {task}" + (f", {clients} clients" if clients else "") + f": {escaped(words)}"
         for task, clients, words in data
         if words
     ]
-    lines += [f"- Trained on {device}." for device in devices]
+    lines += [f"- Trained on {escaped(device)}." for device in devices]
     return "\n".join([*lines, f"- {len(results.found)} runs in all."])
 
 

@@ -7,7 +7,8 @@ from typing import NamedTuple
 from fedda import algorithms
 from fedda import config as configs
 from fedda.config import Config
-from fedda.paper import cells
+from fedda.markdown import table
+from fedda.paper import cells, corrections
 from fedda.paper.cells import Cell
 from fedda.paper.experiments import Entry, Experiment
 from fedda.results import Interval, interval
@@ -25,6 +26,7 @@ class Line(NamedTuple):
     seeds: int = 0
     failures: int = 0
     variant: str = ""  # what tells two lines of one run from each other
+    mark: str = ""  # of results that have to be run again; see `corrections`
 
 
 def lines(experiment: Experiment, found: Iterable[Cell], rounds: int | None = None) -> list[Line]:
@@ -55,6 +57,7 @@ def lines(experiment: Experiment, found: Iterable[Cell], rounds: int | None = No
                         for one in own
                     ),
                     variant=precision + (f", data {data[:8]}" if of_other else ""),
+                    mark=corrections.mark(own),
                 )
             )
         if not variants:
@@ -106,7 +109,7 @@ def rows(made: Sequence[Line]) -> list[list[str]]:
     header = ["run", "paper", "elsewhere", "ours", "last", "seeds", "not finite", "precision"]
     body = [
         [
-            line.label,
+            f"{line.label}{line.mark}",
             text(line.paper),
             text(line.elsewhere),
             text(line.ours),
@@ -130,8 +133,7 @@ def markdown(made: Sequence[Line]) -> str:
     """The lines as a table, with the settings of each run as the last column."""
     header, *body = rows(made)
     body = [[*row, line.settings] for row, line in zip(body, made, strict=True)]
-    rule = [":--"] + ["--:"] * (len(header) - 1) + [":--"]
-    return "\n".join(f"| {' | '.join(row)} |" for row in ([*header, "settings"], rule, *body))
+    return table([[*header, "settings"], *body], "l" + "r" * (len(header) - 1) + "l")
 
 
 def other_length(experiment: Experiment, rounds: int | None) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedda import algorithms
+from fedda import algorithms, markdown
 from fedda.errors import InputError
 from fedda.files import read_json
 from fedda.paper.methods import METHODS, OPTIMISER_NAMES, label, title
@@ -73,10 +73,7 @@ def section(folder: Path) -> list[str]:
     """The table as a section of Markdown, if there is one."""
     if not (rows := table(folder)):
         return []
-    header, *body = rows
-    rule = [":--"] + ["--:"] * (len(header) - 1)
-    lines = [f"| {' | '.join(row)} |" for row in (header, rule, *body)]
-    return [f"## {HEADING}", MEANING, "\n".join(lines)]
+    return [f"## {HEADING}", MEANING, markdown.table(rows, "l" + "r" * (len(rows[0]) - 1))]
 
 
 def _budget(own: Best) -> str:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from fedda.errors import InputError
 from fedda.files import read_json
+from fedda.markdown import escaped, table
 from fedda.paper import conduct, evidence, rivals
 from fedda.paper.cells import Cell, Cells
 from fedda.paper.experiments import FEDDA
@@ -85,12 +86,15 @@ def _written_by(command: str, path: Path, spec: Any) -> Mapping[str, Any] | None
 def section(results: Cells, beside: Beside) -> str:
     """As Markdown: a table of one sentence a claim, and under it the numbers."""
     found = verdicts(results, beside)
-    head = ["| | the paper says | verdict | what we found |", "|:--|:--|:--|:--|"]
-    rows = [f"| {' | '.join(each[:4])} |" for each in found]
-    numbers = [f"- **{each.name}** {each.measured}" for each in found if each.measured]
+    listed = table([["", "the paper says", "verdict", "what we found"], *_cells(found)], "llll")
+    numbers = [f"- **{each.name}** {escaped(each.measured)}" for each in found if each.measured]
     title = "## What becomes of the paper's claims"
-    lines = [title, "", MEANING, "", *head, *rows, "", "The numbers behind these:", "", *numbers]
-    return "\n".join(lines)
+    parts = [title, MEANING, listed, "The numbers behind these:", "\n".join(numbers)]
+    return "\n\n".join(parts)
+
+
+def _cells(found: Sequence[Verdict]) -> list[list[str]]:
+    return [[each.name, each.claim, each.verdict, each.told] for each in found]
 
 
 # ------------------------------------------------------------------------------------ from theory

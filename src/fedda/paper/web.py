@@ -15,6 +15,7 @@ from fedda.errors import InputError
 from fedda.files import write_whole
 from fedda.paper import (
     cells,
+    corrections,
     experiments,
     glance,
     judging,
@@ -112,6 +113,8 @@ class _Page:
         marks = " ".join(_mark(name, f": {count[name]}") for name in MARKS if count[name])
         runs = provenance.count(self.results.found, "finished run")
         self.short = f"<p>{_prose(PAPER)}: {len(found)} claims, {runs}.</p>\n<p>{marks}</p>\n"
+        if again := corrections.paragraph(self.results.found):
+            self.short += f"<p>{_prose(again)}</p>\n"
         self.short += glance.html(self.results.found)
         listed = "".join(map(_verdict, found))
         self._add(
