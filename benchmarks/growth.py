@@ -27,8 +27,7 @@ import numpy as np
 
 from fedda import api, inputs, losses, models, simulate
 from fedda.data.shards import Shards
-from fedda.models.cnn import cnn
-from fedda.models.mlp import mlp
+from fedda.models import cnn, mlp
 
 NETWORKS: dict[str, tuple[Callable[[], models.Model], tuple[int, ...], int]] = {
     "mlp": (lambda: mlp(64, 64, 10), (64,), 10),

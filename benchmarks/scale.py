@@ -29,7 +29,7 @@ from fedda import api, inputs, losses, models, simulate
 from fedda.data import store
 from fedda.data.feed import Feed
 from fedda.data.store import Client, Rows, Source
-from fedda.models.linear import linear
+from fedda.models import linear
 
 USERS, SENTENCES = 342_477, 135_818_730
 WORDS, TAGS = 10_000, 500

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from fedda import bench, bench_cases, losses, machine, tree
 from fedda.data.shards import from_clients
-from fedda.models.linear import linear
+from fedda.models import linear
 from fedda.task import Batch, Plan, Task
 
 FEATURES, CLASSES, BATCH, STEPS, COHORT = 512, 64, 8, 2, 3

@@ -18,10 +18,7 @@ from jax import random
 
 from fedda import cli, config, experiment, processes, tree
 from fedda.errors import InputError
-from fedda.models.cnn import cnn
-from fedda.models.linear import linear
-from fedda.models.mlp import mlp
-from fedda.models.resnet import resnet18
+from fedda.models import cnn, linear, mlp, resnet18
 
 PAGE = (Path(__file__).parents[1] / "docs" / "multi_host.md").read_text()
 COMMANDS, RESUMED = (

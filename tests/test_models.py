@@ -1,5 +1,6 @@
 """Models are pure functions; convolutions and adapters compute what the originals compute."""
 
+import importlib
 import re
 from itertools import pairwise
 
@@ -15,12 +16,19 @@ from jax import lax, random
 import fedda
 from fedda import losses, tree
 from fedda.errors import InputError
-from fedda.models import Model, from_equinox, from_nnx, with_input, with_precision
-from fedda.models.autoencoder import autoencoder
-from fedda.models.cnn import CNN, cnn
+from fedda.models import (
+    Model,
+    autoencoder,
+    cnn,
+    from_equinox,
+    from_nnx,
+    linear,
+    mlp,
+    with_input,
+    with_precision,
+)
+from fedda.models._cnn import CNN
 from fedda.models.conv import max_pool, max_pool_same, patches_conv
-from fedda.models.linear import linear
-from fedda.models.mlp import mlp
 
 # ------------------------------------------------------------------------------ convolutions
 
@@ -426,3 +434,16 @@ def test_with_input_composes():
     model = Model(lambda key: jnp.ones(()), lambda params, x: params * x)
     twice = with_input(with_input(model, lambda x: x + 1), lambda x: 10 * x)  # the last one first
     assert twice.apply(jnp.asarray(2.0), jnp.asarray([3.0])) == 2 * (10 * 3 + 1)
+
+
+def test_the_models_of_the_tasks_are_functions_of_one_module():
+    """A file of the same name would hide the function once it is imported."""
+    importlib.import_module("fedda.models._mlp")
+    sizes = {"linear": (4, 3), "mlp": (4, 5, 3), "cnn": (8, 1, 3), "autoencoder": (4,)}
+    for name, arguments in (sizes | {"resnet18": (3,)}).items():
+        model = getattr(fedda.models, name)(*arguments)
+        assert isinstance(model, Model)
+        assert name in fedda.models.__all__
+    assert {name for name in fedda.models.__all__ if not hasattr(fedda.models, name)} == set()
+    with pytest.raises(AttributeError, match="has no attribute 'mpl'"):
+        _ = fedda.models.mpl

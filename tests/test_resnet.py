@@ -7,7 +7,7 @@ import pytest
 from jax import random
 
 from fedda import tree
-from fedda.models.resnet import resnet18
+from fedda.models import resnet18
 
 STAGES = (64, 128, 256, 512)
 L2 = 1e-4

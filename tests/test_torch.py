@@ -13,11 +13,8 @@ import pytest
 from jax import random
 
 from fedda import losses
-from fedda.models.autoencoder import autoencoder
-from fedda.models.cnn import cnn
+from fedda.models import autoencoder, cnn, linear, resnet18
 from fedda.models.conv import max_pool_same
-from fedda.models.linear import linear
-from fedda.models.resnet import resnet18
 
 if os.environ.get("CI"):
     import torch

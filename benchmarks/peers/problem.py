@@ -20,10 +20,7 @@ from protocol import Problem
 from fedda import api, losses
 from fedda.cohort import draw_cohort
 from fedda.data.shards import from_clients
-from fedda.models import Model
-from fedda.models.cnn import cnn
-from fedda.models.mlp import mlp
-from fedda.models.resnet import resnet18
+from fedda.models import Model, cnn, mlp, resnet18
 
 SEED = 0
 

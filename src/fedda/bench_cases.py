@@ -15,13 +15,8 @@ from fedda import inputs, losses
 from fedda.bench import Case
 from fedda.data import digits
 from fedda.data.shards import Ragged, Shards
-from fedda.models import Model, with_input, with_precision
-from fedda.models.autoencoder import autoencoder
-from fedda.models.cnn import cnn
+from fedda.models import Model, autoencoder, cnn, linear, mlp, resnet18, with_input, with_precision
 from fedda.models.conv import Convolution, patches_conv
-from fedda.models.linear import linear
-from fedda.models.mlp import mlp
-from fedda.models.resnet import resnet18
 from fedda.task import ExampleWise
 from fedda.tasks import cifar100, emnist, emnist_autoencoder
 

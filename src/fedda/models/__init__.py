@@ -1,8 +1,13 @@
-"""What a model is to this library: two functions and, where training differs, a third."""
+"""What a model is to this library: two functions and, where training differs, a third.
 
+The functions `autoencoder`, `cnn`, `linear`, `mlp` and `resnet18` make the models of the tasks.
+They are loaded when they are first used, as Flax takes its time.
+"""
+
+import importlib
 import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +15,38 @@ from jax import Array
 
 from fedda.errors import InputError, unknown
 
+if TYPE_CHECKING:
+    from fedda.models._autoencoder import autoencoder
+    from fedda.models._cnn import cnn
+    from fedda.models._linear import linear
+    from fedda.models._mlp import mlp
+    from fedda.models._resnet import resnet18
+
+__all__ = [
+    "PRECISIONS",
+    "Model",
+    "Params",
+    "autoencoder",
+    "cnn",
+    "from_equinox",
+    "from_nnx",
+    "linear",
+    "mlp",
+    "resnet18",
+    "with_input",
+    "with_precision",
+]
+
 Params = Any
+
+# The functions that are loaded late, and their modules.
+_LATE = {
+    "autoencoder": "_autoencoder",
+    "cnn": "_cnn",
+    "linear": "_linear",
+    "mlp": "_mlp",
+    "resnet18": "_resnet",
+}
 
 # How products of matrices are computed; weights, sums and losses are float32 in all of them.
 # "tf32" rounds factors to 10 bits on GPUs that can, and is "fp32" elsewhere; "bf16" runs the
@@ -167,3 +203,9 @@ def from_equinox(make: Callable[[Array], Any]) -> Model:
         return jax.vmap(lambda one, k: module(one, key=k))(x, keys)
 
     return Model(init, apply, train if noisy else None)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_LATE[name]}"), name)

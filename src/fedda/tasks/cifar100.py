@@ -4,8 +4,7 @@ from jax import Array
 
 from fedda import inputs, losses, models
 from fedda.config import Config
-from fedda.models.cnn import cnn
-from fedda.models.resnet import resnet18
+from fedda.models import cnn, resnet18
 from fedda.tasks import Problem
 from fedda.tasks.common import chosen_model, federation
 

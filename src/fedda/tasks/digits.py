@@ -7,9 +7,7 @@ from fedda import losses, models
 from fedda.config import Config
 from fedda.data import digits, partition
 from fedda.data.shards import from_partition
-from fedda.models.cnn import cnn
-from fedda.models.linear import linear
-from fedda.models.mlp import mlp
+from fedda.models import cnn, linear, mlp
 from fedda.tasks import Problem
 from fedda.tasks.common import chosen_model
 

@@ -4,7 +4,7 @@ from jax import Array
 
 from fedda import inputs, losses, models
 from fedda.config import Config
-from fedda.models.autoencoder import autoencoder
+from fedda.models import autoencoder
 from fedda.tasks import Problem
 from fedda.tasks.common import chosen_model, federation
 

@@ -8,9 +8,7 @@ from jax import Array
 from fedda import inputs, losses, models
 from fedda.config import Config
 from fedda.errors import InputError
-from fedda.models.cnn import cnn
-from fedda.models.linear import linear
-from fedda.models.mlp import mlp
+from fedda.models import cnn, linear, mlp
 from fedda.tasks import Problem
 from fedda.tasks.common import chosen_model, federation
 

@@ -10,7 +10,7 @@ from fedda.config import Config
 from fedda.data import feed
 from fedda.data.datasets import open_dataset
 from fedda.errors import InputError
-from fedda.models.linear import linear
+from fedda.models import linear
 from fedda.tasks import Problem
 from fedda.tasks.common import as_stored, chosen_model, provenance
 

@@ -5,8 +5,7 @@ from fedda.config import Config
 from fedda.data.shards import from_clients
 from fedda.data.synthetic import NUM_CLASSES, NUM_FEATURES, generate
 from fedda.errors import InputError
-from fedda.models.linear import linear
-from fedda.models.mlp import mlp
+from fedda.models import linear, mlp
 from fedda.tasks import Problem
 from fedda.tasks.common import chosen_model
 

@@ -17,8 +17,7 @@ from jax.flatten_util import ravel_pytree
 
 from fedda import losses
 from fedda.data import digits, partition
-from fedda.models import Model
-from fedda.models.cnn import cnn
+from fedda.models import Model, cnn
 from fedda.theory.fits import Floats
 
 DIMENSION = 10

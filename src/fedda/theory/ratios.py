@@ -33,8 +33,7 @@ import numpy as np
 from fedda import api, config, losses, simulate
 from fedda.data import digits, partition
 from fedda.data.shards import from_partition
-from fedda.models import Model
-from fedda.models.mlp import mlp
+from fedda.models import Model, mlp
 from fedda.theory.fits import Floats
 from fedda.theory.problems import dealt, flat
 

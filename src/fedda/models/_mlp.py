@@ -17,4 +17,11 @@ class MLP(nnx.Module):
 
 
 def mlp(features: int, hidden: int, classes: int) -> Model:
+    """Return a perceptron with one hidden layer, which flattens its inputs.
+
+    Args:
+        features: Numbers of an input.
+        hidden: Units of the hidden layer.
+        classes: Outputs.
+    """
     return from_nnx(lambda rngs: MLP(features, hidden, classes, rngs))

@@ -17,4 +17,10 @@ class Linear(nnx.Module):
 
 
 def linear(features: int, classes: int) -> Model:
+    """Return a linear model with a bias, which flattens its inputs.
+
+    Args:
+        features: Numbers of an input.
+        classes: Outputs.
+    """
     return from_nnx(lambda rngs: Linear(features, classes, rngs))

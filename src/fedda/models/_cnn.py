@@ -49,4 +49,12 @@ class CNN(nnx.Module):
 
 
 def cnn(size: int, channels: int, classes: int, convolution: Convolution = patches_conv) -> Model:
+    """Return the convolutional network of the federated EMNIST experiments.
+
+    Args:
+        size: Height and width of an image, in pixels.
+        channels: Channels of an image.
+        classes: Outputs.
+        convolution: Computes a convolution; the default is fast when many clients are batched.
+    """
     return from_nnx(lambda rngs: CNN(size, channels, classes, convolution, rngs))

@@ -32,4 +32,5 @@ class Autoencoder(nnx.Module):
 
 
 def autoencoder(features: int = 784) -> Model:
+    """Return the autoencoder of the federated EMNIST experiments, for so many `features`."""
     return from_nnx(lambda rngs: Autoencoder(features, rngs))
