@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import fedda
+from fedda import own_problem
 from fedda.core import Positive
 from fedda.errors import InputError
 from fedda.losses import accuracy, cross_entropy, squared_error
@@ -85,12 +86,13 @@ def run(algorithm="fedavg", clients=CLIENTS, loss=cross_entropy, **settings):
         ({"clients": [(X, ["a", "b", "a", "b"])]}, r"y of client 0 is text.* np\.searchsorted\("),
         ({"clients": [(X, np.array(list("abab"), object))]}, "y of client 0 is text"),
         ({"clients": [(X, Y.astype(float))]}, "y of the clients must hold one whole number"),
-        ({"clients": [(X[:, :2], Y)]}, "the model cannot be applied to .* shape"),
+        ({"clients": [(X[:, :2], Y)]}, r"applied to examples of shape \(2,\): .*Give examples of"),
     ],
 )
 def test_refused(mistake, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=message) as refused:
         run(**mistake)
+    assert str(own_problem.TRIED) not in str(refused.value), "of the user's arrays, and no others"
 
 
 @pytest.mark.parametrize(
@@ -100,8 +102,8 @@ def test_refused(mistake, message):
         {"client_lr": jnp.float32(0.1), "server_lr": np.array(1.0)},
         {"metrics": [wrong_class], "test": (X, Y)},
         {"clients": (pair for pair in CLIENTS)},
-        {"clients": [*CLIENTS, ([], [])]},
-        {"clients": [*CLIENTS, (X[:0], np.zeros(0))]},
+        {"clients": [*CLIENTS, ([], [])], "cohort": 2},
+        {"clients": [*CLIENTS, (X[:0], np.zeros(0))], "cohort": 2},
     ],
     ids=[
         "numpy scalars",
@@ -127,7 +129,7 @@ def test_accepted(unusual):
         ),
         (
             fedda.Model(MODEL.init, lambda params, x: params["v"]),
-            "the model cannot be applied to a batch of 1009 examples of shape",
+            r"the model cannot be applied to examples of shape \(3,\): 'v'. Give examples",
         ),
     ],
     ids=["a tuple", "no parameters", "integers", "a KeyError"],
@@ -236,6 +238,11 @@ def test_a_memory_may_begin_as_a_number():
         phases=(PHASE._replace(work=counts, merge=merge),),
     )
     assert run(record, cohort=3, rounds=5).state.visits == 3 * len(X) * 4  # before the fifth
+
+
+def test_a_run_whose_cohorts_had_no_examples_is_refused():
+    with pytest.raises(InputError, match=r"all 2 rounds .* no client .* had examples\. Raise coho"):
+        run(clients=[(X[:0], Y[:0])] * 9 + CLIENTS[:1], rounds=2)
 
 
 def test_a_loss_that_is_not_finite_is_counted():

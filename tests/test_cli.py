@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import runpy
 import shutil
 import signal
 import subprocess
@@ -290,6 +291,22 @@ def test_wrong_input_is_a_message(fedda, tmp_path: Path, words: list[str], messa
     assert message in err
     assert "Traceback" not in err
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+
+
+def test_an_algorithm_that_does_not_say_what_it_sends_is_listed(fedda, monkeypatch):
+    monkeypatch.setattr(algorithms.module_of("fedavg"), "__doc__", "Mine.")
+    code, out, _ = fedda("algorithms")
+    assert code == 0
+    assert re.search(r"fedavg +- +FedAvg", out)
+    assert re.search(r"scaffold +2/2", out)
+
+
+def test_the_package_is_the_command(fedda, capsys):
+    fedda("--version")  # which sets the words of the command line
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_module("fedda", run_name="__main__")
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == f"fedda {package.__version__}\n"
 
 
 WILD = ["client_lr=3e38", "local_work=5"]

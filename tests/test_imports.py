@@ -16,18 +16,20 @@ FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.p
 ROUND = "core data.shards errors local losses models task tree"
 MAY_IMPORT = {
     "errors": "",
-    "files": "",
+    "schema": "errors",
+    "files": "schema",
     "free_memory": "",
     "inputs": "errors",
     "interrupts": "",
     "losses": "errors",
+    "markdown": "",
     "terminal": "",
     "tree": "",
     "data": "errors free_memory",
     "models": "errors",
-    "results": "errors files",
+    "results": "errors files schema",
     "page": "results",
-    "report": "errors files page results",
+    "report": "errors files markdown page results",
     "portrait": "data errors",
     "core": "tree",
     "task": "core data.shards models tree",
@@ -52,17 +54,17 @@ MAY_IMPORT = {
     "tasks": "config data errors inputs losses models task",
     "torch": "algorithms core data.shards errors flower local models task tree",
     "experiment": (
-        "api checkpoint config continued devices errors fedda files models processes simulate "
-        "tasks tree"
+        "api checkpoint config continued devices errors fedda files models processes results "
+        "simulate tasks tree"
     ),
     "data_cli": "config data errors portrait tasks terminal",
     "paper": (
-        "algorithms api checkpoint config errors experiment files free_memory page results "
-        "simulate tasks together tree"
+        "algorithms api checkpoint config errors experiment files free_memory markdown page "
+        "results schema simulate tasks together tree"
     ),
     "reproduce": "config errors experiment interrupts paper tasks",
     "reproduce_cli": "config errors paper reproduce terminal",
-    "sweep": "algorithms api config errors experiment files results simulate together",
+    "sweep": "algorithms api config errors experiment files results schema simulate together",
     "tracking": "errors",
     "heatmap": "",
     "halving": "config errors sweep",
@@ -74,11 +76,12 @@ MAY_IMPORT = {
     "theory": "api config data errors losses models simulate",
     "theory_cli": "errors experiment files terminal theory",
     "progress": "experiment terminal",
-    "compare": "algorithms config experiment files progress",
+    "compare": "algorithms config errors experiment files progress",
     "cli": (
-        "algorithms bench_cli compare config data data_cli devices errors experiment fedda "
-        "processes progress report reproduce_cli sweep_cli terminal theory_cli tracking"
+        "algorithms bench_cli compare config continued data data_cli devices errors experiment "
+        "fedda processes progress report reproduce_cli sweep_cli terminal theory_cli tracking"
     ),
+    "__main__": "cli",
 }
 
 

@@ -812,6 +812,10 @@ def test_a_readme_has_its_sections_and_more(tmp_path):
 
 
 def test_only_a_readme_of_its_own_is_replaced(tmp_path):
+    with pytest.raises(InputError, match=r"nothing to write about: .*cells holds no finished runs"):
+        readme.write(tmp_path, cells.read_all(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+    written(tmp_path, seed=1)
     path = readme.write(tmp_path, cells.read_all(tmp_path))
     own = path.read_text()
     written(tmp_path)

@@ -215,6 +215,7 @@ def test_help_speaks_of_runs(fedda):
             "nothing holds no run: expected a directory that fedda run wrote to",
         ),
         (["digits", "--only", "fedavg", "--write"], "leave out --rounds and --only"),
+        (["--write"], "nothing to write about: results/cells holds no finished runs. Run fedda "),
         (["digits", "--rounds", "2", "--report", "page"], "leave out --rounds and --only"),
         (["table3", "--precision", "bf17"], "fedda: unknown precision 'bf17'"),
         (["digits", "--results", "/proc/none"], "cannot write to /proc/none (No such file or dir"),

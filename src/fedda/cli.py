@@ -347,8 +347,9 @@ def algorithms_command(
         listing.add_column("models\ndown/up", justify="center")
         listing.add_column("what it is")
         for each, make in algorithms.makers().items():
-            down, up = algorithms.communication(each)
-            listing.add_row(each, f"{down}/{up}", escape(make.__doc__ or ""))
+            sent = algorithms.communication(each)
+            models = "-" if sent is None else "/".join(map(str, sent))
+            listing.add_row(each, models, escape(make.__doc__ or ""))
         out.print(listing)
         return
     known = algorithms.options(name)

@@ -1,5 +1,6 @@
 """Checks of a problem that a user has made: its model, loss, metrics and test set."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,11 @@ from fedda.task import ExampleWise
 # Examples that a loss is tried on: a prime, as hardly any model has that many outputs, which would
 # be taken for them.
 TRIED = 1009
+
+
+def _in_words(shape: tuple[int, ...] | str) -> str:
+    """Return a shape, or a text about one, with `batch` for the number of examples tried."""
+    return re.sub(rf"\b{TRIED}\b", "batch", str(shape))
 
 
 def check_measures(loss: Any, metrics: Any, test: Any) -> None:
@@ -60,8 +66,11 @@ def check_problem(
         outputs = jax.eval_shape(model.apply, params, some[0])
     except Exception as error:  # whatever the user's function raises
         shapes = jax.tree.map(lambda leaf: leaf.shape[1:], some[0])
+        # Flax and JAX print the shape of the batch, whose size no user has chosen.
+        why = _in_words(str(error)).rstrip(".")
         raise InputError(
-            f"the model cannot be applied to a batch of {TRIED} examples of shape {shapes}: {error}"
+            f"the model cannot be applied to examples of shape {shapes}: {why}. Give examples of "
+            "the shape that the model expects, or a model for this shape."
         ) from error
     if loss is cross_entropy and isinstance(shards, Shards):
         check_labels(shards, outputs.shape[-1], test)
@@ -72,12 +81,12 @@ def check_problem(
         for numbers in got if ratio else [got]:
             shape = getattr(numbers, "shape", None)
             if shape != (TRIED,):
-                found = type(numbers).__name__ if shape is None else f"shape {shape}"
+                found = type(numbers).__name__ if shape is None else f"shape {_in_words(shape)}"
                 of_one = jax.tree.map(lambda leaf: leaf.shape[1:], (outputs, some[1]))
                 raise InputError(
-                    f"{name} must give one number an example, so for {TRIED} examples an array of "
-                    f"shape ({TRIED},), got {found}. The outputs and the label of one have the "
-                    f"shapes {of_one}: average over outputs, if at all, and not over examples."
+                    f"{name} must give one number an example, so an array of shape (batch,), got "
+                    f"{found}. The outputs and the label of one have the shapes {of_one}: average "
+                    "over outputs, if at all, and not over examples."
                 )
         if measure is loss and not jnp.issubdtype(got.dtype, jnp.floating):
             raise InputError(

@@ -60,6 +60,12 @@ def _sources(results: Cells) -> str:
 
 def write(folder: Path, results: Cells) -> Path:
     path = folder / "README.md"
+    beside = verdicts.read_beside(folder)
+    if not results.found and beside.theory is None:
+        raise InputError(
+            f"there is nothing to write about: {folder / 'cells'} holds no finished runs. Run "
+            f"fedda reproduce digits --results {folder}, or give another --results."
+        )
     if path.exists() and SIGNED not in path.read_text(encoding="utf-8"):
         raise InputError(
             f"{path} was not written by this command, which would replace it. Move it away, or "
