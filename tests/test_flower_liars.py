@@ -12,7 +12,7 @@ import pytest
 
 from fedda import losses
 from fedda.data import digits
-from fedda.models.linear import linear
+from fedda.models import linear
 from fedda.task import Plan, Task
 
 pytest.importorskip("flwr")

@@ -40,6 +40,12 @@ CORRECTIONS = (
     ),
     Correction(
         "2026-11-18",
+        lambda config: config.algorithm == "stem" and _sums(config),
+        "STEM in table 5 (the gradients of its first round were too large for clients with fewer "
+        "examples than a mini-batch)",
+    ),
+    Correction(
+        "2026-11-18",
         lambda config: config.algorithm == "scaffold",
         "SCAFFOLD everywhere (its control variates were not weighted as its updates are)",
     ),
