@@ -23,6 +23,10 @@ c are those of a whole mini-batch, B times a mean: a step takes b / B of them, a
 sum of the K_i gradients by the sum of b / B. II is printed as c_i+ = c_i - c + (W - y) / (K_i
 client_lr); that is the same number, with cancellation.
 
+A c_i remembers: if the local steps of one client diverge once, its large c_i is subtracted from
+every step of its next visit, which can then ruin the model. So SCAFFOLD wants a lower client_lr
+than FedAvg, the more so the rarer clients are visited.
+
 Options:
     control    II or I, as above. The paper finds I at times more stable and II cheaper, and uses
                II in all its experiments (its section 4).
