@@ -12,6 +12,7 @@ os.environ["XLA_FLAGS"] = (
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,14 @@ import jax
 import pytest
 from jax._src import compiler
 
+from fedda import simulate
+
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+# The tests go through every algorithm again and again: more programs than stay in memory for users.
+for kind in ("begin", "segment", "evaluate"):
+    setattr(simulate, kind, lru_cache(maxsize=None)(getattr(simulate, kind).__wrapped__))
 
 # What a shell starts in the background ignores interrupts, and so would the commands tested here.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -125,6 +132,21 @@ def in_quick_processes(monkeypatch: pytest.MonkeyPatch, quick_options: dict[str,
     flags = [f"--{option}={value}".lower() for option, value in quick_options.items()]
     monkeypatch.setenv("XLA_FLAGS", " ".join(flags))
     monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
+
+
+_compilations: list[str] = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, duration, fun_name="", **_: (
+        _compilations.append(fun_name) if event.endswith("backend_compile_duration") else None
+    )
+)
+
+
+@pytest.fixture
+def compilations() -> list[str]:
+    """Gives the names of the programs that were compiled, in order, as `jit(segment)`."""
+    _compilations.clear()
+    return _compilations
 
 
 _torn_down = itertools.count()

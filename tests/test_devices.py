@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -306,8 +305,9 @@ def test_devices_share_an_evaluation(rows: int, kind: str, together: bool):
     keys = random.split(random.key(0), 2)
     params = jax.vmap(MODEL.init)(keys) if together else MODEL.init(keys[0])
     mesh = devices.mesh_for(2, 2, 1)
-    alone = simulate.evaluate(TASK, together, params, x, y)
-    shared = simulate.evaluate(TASK, together, *devices.everywhere((params, x, y), mesh), mesh=mesh)
+    alone = simulate.evaluate(TASK, together, None)(params, x, y)
+    everywhere = devices.everywhere((params, x, y), mesh)
+    shared = simulate.evaluate(TASK, together, mesh)(*everywhere)
     assert alone.keys() == shared.keys() == {"loss", "ratio"}
     for name, value in alone.items():
         assert value.shape == ((2,) if together else ())
@@ -319,9 +319,7 @@ def test_devices_share_an_evaluation(rows: int, kind: str, together: bool):
 def test_each_device_evaluates_only_its_share():
     x, y, params = jnp.zeros((2048, 3)), jnp.zeros((2048, 2)), MODEL.init(random.key(0))
     for mesh, batches in ((None, 64), (devices.mesh_for(2, 2, 1), 32)):
-        program = str(
-            jax.make_jaxpr(partial(simulate.evaluate, TASK, False, mesh=mesh))(params, x, y)
-        )
+        program = str(jax.make_jaxpr(simulate.evaluate(TASK, False, mesh))(params, x, y))
         assert re.findall(r"\blength=(\d+)", program) == [str(batches)]
 
 
@@ -338,10 +336,10 @@ def communicated(algorithm: str) -> dict[str, int]:
     run = simulate.start(setup, hp, [0])
     hp, run, key = devices.everywhere((hp, run, random.key(0)), mesh)
     span = next(simulate.host_work(setup, [0]))
-    program = simulate.segment.lower(
-        setup.algorithm, setup.task, setup.layout, False,
-        hp, run, span.shards, key, span.cohorts[0], None, 0, 1,
-    ).compile().as_text()  # fmt: skip
+    lowered = simulate.segment(setup.algorithm, setup.task, setup.layout, False).lower(
+        hp, run, span.shards, key, span.cohorts[0], None, 0, 1
+    )
+    program = lowered.compile().as_text()
     found: dict[str, int] = {}
     for result, name in re.findall(
         r"= (.*?) (all-\w+|reduce-scatter|collective-\w+)(?:-start)?\(", program

@@ -207,7 +207,7 @@ def test_evaluation_in_blocks_is_evaluation_of_the_whole(tmp_path):
         return outputs * y, 1 + y
 
     task = Task(MODEL, squared_error, Plan(2), (share,))
-    whole = simulate.evaluate(task, False, params, *feed.union(split))
+    whole = simulate.evaluate(task, False, None)(params, *feed.union(split))
     parts = simulate.evaluate_blocks(task, params, feed.blocks(split, 7))
     assert parts == pytest.approx({name: float(value) for name, value in whole.items()}, rel=1e-5)
     outputs = np.asarray(MODEL.apply(params, feed.union(split)[0][jnp.arange(39)]))

@@ -134,8 +134,8 @@ def program(name, chosen, count, chunk):
         hp = jax.tree.map(lambda value: jnp.stack([value] * count), hp)
     run = simulate.start(setup, hp, seeds)
     span = next(simulate.host_work(setup, seeds))
-    traced = simulate.segment.trace(
-        setup.algorithm, setup.task, setup.layout, together, hp, run, span.shards,
+    traced = simulate.segment(setup.algorithm, setup.task, setup.layout, together).trace(
+        hp, run, span.shards,
         simulate._keys(seeds), span.cohorts if together else span.cohorts[0], None, 0, 1,
     )  # fmt: skip
     return traced, jax.tree.map(jnp.shape, jax.tree.leaves(run.memory))

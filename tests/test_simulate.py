@@ -4,6 +4,11 @@ import itertools
 import json
 import pickle
 import re
+import subprocess
+import sys
+import weakref
+from functools import lru_cache
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -294,16 +299,15 @@ def test_the_last_rounds_take_one_step_with_all_data():
     shards = from_clients(CLIENTS)
     task = Task(MODEL, squared_error, Plan(2, 3), (first_error,))
     full = task._replace(plan=Plan(2, 1, "full"))
-    state = simulate.begin(algorithm, MODEL, False, shards.num_clients, hp, key)
+    state = simulate.begin(algorithm, MODEL, False, shards.num_clients)(hp, key)
     losses = []
     for number in range(ROUNDS):
         cohorts = np.zeros((EVERY, 3), np.int32)
         drawn = draw_cohort(5, number, len(CLIENTS), 3)
         cohorts[0] = arrange(drawn, np.asarray(shards.count), Layout())
-        state, tally = simulate.segment(
-            algorithm, task if number < ROUNDS - LAST else full, Layout(), False,
-            hp, state, shards, key, cohorts, None, number, 1,
-        )  # fmt: skip
+        kind = task if number < ROUNDS - LAST else full
+        program = simulate.segment(algorithm, kind, Layout(), False)
+        state, tally = program(hp, state, shards, key, cohorts, None, number, 1)
         assert tally.rounds == 1
         losses.append(float(tally.loss))
     assert_same(result.state, state.state)
@@ -330,15 +334,70 @@ def test_all_clients_with_all_data_is_gradient_descent():
 
 
 @pytest.mark.usefixtures("x64")
-def test_two_devices_change_only_rounding_and_compile_once():
+def test_two_devices_change_only_rounding_and_compile_once(compilations):
     plain = run()
-    programs = simulate.segment._cache_size()
+    compilations.clear()
     spread = run(devices=2, chunk=1)
-    assert simulate.segment._cache_size() == programs + 2  # mini-batches and all data
+    assert compilations.count("jit(segment)") == 2  # mini-batches and all data
     run(devices=2, chunk=1, seed=1, client_lr=0.2)
-    assert simulate.segment._cache_size() == programs + 2
+    assert compilations.count("jit(segment)") == 2
     for one, other in zip(jax.tree.leaves(plain.state), jax.tree.leaves(spread.state), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-12)
+
+
+# ------------------------------------------------------------------- many models in one process
+
+
+def train_new_models(calls):
+    """Yields after each call of `fedda.run`, every time with a new model."""
+    for number in range(calls):
+        model = fedda.Model(lambda key: MODEL.init(key), lambda params, x: MODEL.apply(params, x))
+        fedda.run("fedavg", model, CLIENTS, squared_error, **SETTINGS | {"stabilise": 0})
+        yield number, weakref.ref(model.apply)
+
+
+def test_programs_of_models_that_are_no_longer_used_are_freed(monkeypatch):
+    for kind in ("begin", "segment", "evaluate"):
+        program = getattr(simulate, kind).__wrapped__
+        monkeypatch.setattr(simulate, kind, lru_cache(maxsize=2)(program))
+    client = jax.local_devices()[0].client
+    alive, models = [], []
+    for _, model in train_new_models(4):
+        alive.append(len(client.live_executables()))
+        models.append(model)
+    assert alive[2] == alive[3], "as many programs are freed as are compiled"
+    assert [model() is None for model in models] == [True, True, False, False]
+
+
+MANY_MODELS = """
+import sys
+sys.path.insert(0, "tests")
+from pathlib import Path
+from test_simulate import train_new_models
+
+most = 0
+for number, _ in train_new_models(300):
+    most = max(most, Path("/proc/self/maps").read_bytes().count(b"\\n"))
+    if number == 99:
+        after_100 = most
+print(after_100, most)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the limit is of Linux")
+def test_a_process_trains_any_number_of_models():
+    """Linux would end it with a segmentation fault when it has 65,530 memory maps."""
+    done = subprocess.run(
+        [sys.executable, "-c", MANY_MODELS],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    after_100, most = map(int, done.stdout.split())
+    assert most < 40_000
+    assert most < 1.2 * after_100, "there are no more of them"
 
 
 # --------------------------------------------------------------------------- runs that go on
@@ -367,11 +426,11 @@ def test_a_run_continues_from_any_evaluation(seeds):
 @pytest.mark.parametrize(
     ("name", "memory_gb"), [(ADAM, 4.0), ("scaffold", 4.0), ("scaffold", 1e-9)], ids=str
 )
-def test_calls_that_go_on_come_to_what_one_long_call_does(name, memory_gb):
+def test_calls_that_go_on_come_to_what_one_long_call_does(name, memory_gb, compilations):
     """Kept in a file between them, and with nothing compiled anew."""
     settings = {"memory_gb": memory_gb, "seed": 6}
     whole = run(name, **settings)
-    programs = simulate.segment._cache_size()
+    compilations.clear()
     part = run(name, rounds=3, stabilise=0, **settings)
     before = pickle.dumps(part)
     two = run(name, rounds=5, start=pickle.loads(before), **settings)
@@ -379,7 +438,7 @@ def test_calls_that_go_on_come_to_what_one_long_call_does(name, memory_gb):
     assert_same(two.state, whole.state)
     assert_same(jax.tree.leaves(two.memory), jax.tree.leaves(whole.memory))
     assert jax.tree.leaves(whole.memory) or name == ADAM, "SCAFFOLD's clients keep something"
-    assert simulate.segment._cache_size() == programs
+    assert "jit(segment)" not in compilations
     heard = []
     again = run(name, rounds=5, start=part, on_evaluation=heard.append, **settings)
     assert_same(again.state, whole.state)

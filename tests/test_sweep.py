@@ -101,16 +101,8 @@ def test_data_that_stay_on_disk_are_batched_too(tmp_path):
                 grid(clients=resident(split), **settings))  # fmt: skip
 
 
-_compilations: list[str] = []
-jax.monitoring.register_event_duration_secs_listener(
-    lambda event, duration, fun_name="", **_: (
-        _compilations.append(fun_name) if event.endswith("backend_compile_duration") else None
-    )
-)
-
-
 @pytest.mark.parametrize("devices", [1, 2])
-def test_one_program_serves_all_batches(monkeypatch, devices):
+def test_one_program_serves_all_batches(monkeypatch, compilations, devices):
     """And it is compiled before the clock starts that tells the runs' own time."""
     # Of a new function, or a program of an earlier test would do.
     model = fedda.Model(lambda key: MODEL.init(key), MODEL.apply)
@@ -120,7 +112,7 @@ def test_one_program_serves_all_batches(monkeypatch, devices):
     kinds = 3 - devices  # of rounds: with mini-batches, and in one case with all data
 
     def programs():
-        return [_compilations.count(f"jit({name})") for name in ("begin", "segment", "evaluate")]
+        return [compilations.count(f"jit({name})") for name in ("begin", "segment", "evaluate")]
 
     def train(*arguments, original=simulate.train):
         assert programs() == [1, kinds, 1]
@@ -128,13 +120,13 @@ def test_one_program_serves_all_batches(monkeypatch, devices):
         assert programs() == [1, kinds, 1]
 
     monkeypatch.setattr(simulate, "train", train)
-    _compilations.clear()
+    compilations.clear()
     batches = api.train_grid(setup, hypers, range(11), together=4)
     found = [next(batches)]
     monkeypatch.undo()
-    _compilations.clear()
+    compilations.clear()
     found += batches
-    assert _compilations == []
+    assert compilations == []
     assert [batch.members for batch in found] == [range(4), range(4, 8), range(8, 11)]
     assert [len(batch.histories) for batch in found] == [4, 4, 3]
     alone = fedda.run(

@@ -79,7 +79,7 @@ def federated(case: Case, algorithm: str) -> tuple[Program, Mesh | None]:
     span = next(simulate.host_work(setup, [0]))
     fixed = (setup.algorithm, setup.task, setup.layout, False)
     data = (span.shards, key, span.cohorts[0], None, 0)
-    compiled, seconds = _compiled(lambda: simulate.segment.lower(*fixed, hp, run, *data, 1))
+    compiled, seconds = _compiled(lambda: simulate.segment(*fixed).lower(hp, run, *data, 1))
 
     def train(rounds: int) -> float:
         nonlocal run

@@ -1,6 +1,5 @@
 """What a run came to, and how another goes on from there."""
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -42,7 +41,7 @@ def taken_up(setup: Setup, hp: Any, start: Result) -> Run:
             "and start does not have it there. Give the memory_gb that start was made with."
         )
     rows = 1 if on_host else setup.shards.num_clients
-    begun = partial(begin, setup.algorithm, setup.task.model, False, rows)
+    begun = begin(setup.algorithm, setup.task.model, False, rows)
     like = jax.eval_shape(begun, hp, jax.random.key(0))
     kept = start.memory.take(np.zeros(1, int)) if on_host else start.memory
     found, wanted = (

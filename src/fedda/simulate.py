@@ -2,9 +2,9 @@
 
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache, partial, wraps
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,9 @@ from fedda.task import Task
 from fedda.tree import PyTree
 
 LONGEST = 1000  # rounds of one program
+# How many programs of each kind stay in memory. On a CPU one takes up to 200 memory maps, and
+# Linux allows a process 65,530 of them.
+PROGRAMS = 64
 AVERAGED = 100  # of the last rounds: what the papers' results are means over
 Row = dict[str, Any]
 TOTALS = ("bytes_down", "bytes_up", "nonfinite_clients", "skipped_rounds")  # of a row, cumulative
@@ -78,7 +81,22 @@ class Span(NamedTuple):
     shards: Shards
 
 
-@partial(jax.jit, static_argnames=("algorithm", "model", "together", "clients"))
+def programs(function: Callable[..., Any], **options: Any) -> Callable[..., jax.stages.Wrapped]:
+    """Compile `function` with its first arguments fixed; the rest are the program's arguments.
+
+    Unlike `jax.jit` with static arguments, which keeps every program for ever, this keeps those
+    that were used last: a process may train any number of models.
+    """
+
+    @lru_cache(maxsize=PROGRAMS)
+    @wraps(function)
+    def program(*fixed: Any) -> jax.stages.Wrapped:
+        return jax.jit(partial(function, *fixed), **options)
+
+    return program
+
+
+@programs
 def begin(
     algorithm: Algorithm, model: Model, together: bool, clients: int, hp: Any, key: Array
 ) -> Run:
@@ -93,11 +111,7 @@ def begin(
     return (jax.vmap(one) if together else one)(hp, key)
 
 
-@partial(
-    jax.jit,
-    static_argnames=("algorithm", "task", "layout", "together"),
-    donate_argnames=("run",),
-)
+@partial(programs, donate_argnames="run")
 def segment(
     algorithm: Algorithm,
     task: Task,
@@ -149,9 +163,9 @@ def segment(
     return (jax.vmap(one) if together else one)(hp, run, key, cohorts, slots)
 
 
-@partial(jax.jit, static_argnames=("task", "together", "mesh"))
+@programs
 def evaluate(
-    task: Task, together: bool, params: PyTree, x: Any, y: Any, mesh: Mesh | None = None
+    task: Task, together: bool, mesh: Mesh | None, params: PyTree, x: Any, y: Any
 ) -> dict[str, Array]:
     """The loss and the metrics on a set of which every device of a mesh takes its share."""
     share = num_rows(y) if mesh is None else -(-num_rows(y) // mesh.size)
@@ -176,7 +190,7 @@ def evaluate(
     return (jax.vmap(one) if together else one)(params)
 
 
-@partial(jax.jit, static_argnames=("task",))
+@programs
 def _sums(task: Task, params: PyTree, block: Block) -> dict[str, tuple[Array, Array]]:
     return task.sums(params, *block)
 
@@ -185,7 +199,7 @@ def evaluate_blocks(task: Task, params: PyTree, blocks: Iterable[Block]) -> dict
     """As `evaluate`, of a set that is brought to the device in blocks; added up in float64."""
     total = dict.fromkeys(task.measures, np.zeros(2))
     for block in blocks:
-        for name, pair in jax.device_get(_sums(task, params, block)).items():
+        for name, pair in jax.device_get(_sums(task)(params, block)).items():
             total[name] = total[name] + np.asarray(pair, np.float64)
     return {name: float(above / below) for name, (above, below) in total.items()}
 
@@ -230,11 +244,8 @@ def train(
         visited, table, slots = None, run.memory, None
         if setup.host_rounds is not None:
             visited, table, slots = _fetch(run, chosen, span.last - span.first, setup)
-        new, more = segment(
-            algorithm,
-            task if span.first < switch else full_task,
-            layout,
-            together,
+        kind = task if span.first < switch else full_task
+        new, more = segment(algorithm, kind, layout, together)(
             hp,
             run._replace(memory=table),
             span.shards,
@@ -271,7 +282,7 @@ def _row(
         values = {name: total / tally.rounds for name, total in zip(names, sums, strict=True)}
     if setup.test is not None:
         task, mesh = setup.task, setup.layout.mesh
-        tests = evaluate(task, together, run.state.params, *setup.test, mesh=mesh)
+        tests = evaluate(task, together, mesh)(run.state.params, *setup.test)
         values |= {name: tests[name] for name in task.measures}
     totals = (number * sent.down, number * sent.up, run.nonfinite, run.skipped)
     values |= dict(zip(TOTALS, totals, strict=True))
@@ -284,8 +295,9 @@ def start(setup: Setup, hp: Any, seeds: Sequence[int]) -> Run:
     """A run, or several, before the first round."""
     algorithm, model, together = setup.algorithm, setup.task.model, len(seeds) > 1
     if setup.host_rounds is None:
-        return begin(algorithm, model, together, setup.shards.num_clients, hp, _keys(seeds))
-    run = begin(algorithm, model, together, 0, hp, _keys(seeds))
+        clients = setup.shards.num_clients
+        return cast(Run, begin(algorithm, model, together, clients)(hp, _keys(seeds)))
+    run = begin(algorithm, model, together, 0)(hp, _keys(seeds))
     return run._replace(memory=HostMemory(setup.algorithm.memory(hp, run.state.params)))
 
 

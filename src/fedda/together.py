@@ -8,7 +8,6 @@ it runs. A batch that runs out of memory all the same is halved and tried again.
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -169,9 +168,8 @@ def _compile(setup: Setup, hypers: Any, seeds: Sequence[int], size: int) -> int:
     algorithm, task, layout = setup.algorithm, setup.task, setup.layout
     together = size > 1
     hp, key = _some(hypers, np.arange(size)), _keys(size)
-    simulate.begin.lower(
-        algorithm, task.model, together, setup.shards.num_clients, hp, key
-    ).compile()
+    clients = setup.shards.num_clients
+    simulate.begin(algorithm, task.model, together, clients).lower(hp, key).compile()
     run = _shapes(setup, hypers, size)
     span = next(simulate.host_work(setup, seeds[:size]))
     if layout.mesh is not None:
@@ -181,16 +179,14 @@ def _compile(setup: Setup, hypers: Any, seeds: Sequence[int], size: int) -> int:
     if setup.stabilise:
         kinds.append(task._replace(plan=task.plan.full()))
     programs = [
-        simulate.segment.lower(
-            algorithm, kind, layout, together, hp, run, span.shards, key, cohorts, None, 0, 1
+        simulate.segment(algorithm, kind, layout, together).lower(
+            hp, run, span.shards, key, cohorts, None, 0, 1
         )
         for kind in kinds
     ]
     if setup.test is not None:
         params = run.state.params
-        programs.append(
-            simulate.evaluate.lower(task, together, params, *setup.test, mesh=layout.mesh)
-        )
+        programs.append(simulate.evaluate(task, together, layout.mesh).lower(params, *setup.test))
     working = 0
     for program in programs:
         sizes = program.compile().memory_analysis()
@@ -209,7 +205,7 @@ def _keys(size: int) -> PyTree:
 def _shapes(setup: Setup, hypers: Any, size: int) -> PyTree:
     """Those of so many runs."""
     clients = setup.shards.num_clients
-    begin = partial(simulate.begin, setup.algorithm, setup.task.model, size > 1, clients)
+    begin = simulate.begin(setup.algorithm, setup.task.model, size > 1, clients)
     return jax.eval_shape(begin, _some(hypers, np.arange(size)), _keys(size))
 
 

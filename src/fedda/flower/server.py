@@ -257,7 +257,8 @@ class Server:
         row: Row = {"round": progress.round, "train_loss": progress.train_loss}
         due = progress.round % settings.eval_every == 0 or progress.round == settings.rounds
         if settings.test is not None and due:
-            found = simulate.evaluate(settings.task, False, self.state.params, *settings.test)
+            evaluate = simulate.evaluate(settings.task, False, None)
+            found = evaluate(self.state.params, *settings.test)
             row |= {name: float(value) for name, value in found.items()}
         if settings.evaluate is not None and due:
             row |= settings.evaluate(self.state.params)
