@@ -48,17 +48,24 @@ def fedda(
     from fedda import cli, terminal
 
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "_exit", sys.exit)  # so that a command that is stopped ends alone
     monkeypatch.setenv("COLUMNS", "80")
     for console in (terminal.out, terminal.err):  # which may have been made under another width
         monkeypatch.setattr(console, "_width", None)
 
     def call(*words: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["fedda", *words])
+        usual = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             cli.main()
             code = 0
         except SystemExit as stop:
             code = int(stop.code or 0)
+        for (
+            number,
+            handler,
+        ) in usual.items():  # a command that was stopped leaves them to the system
+            signal.signal(number, handler)
         captured = capsys.readouterr()
         return code, captured.out, captured.err
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from fedda import algorithms, config, reproduce, simulate
+from fedda import algorithms, config, interrupts, reproduce, simulate
 from fedda.errors import InputError
 from fedda.paper import (
     cells,
@@ -415,6 +415,17 @@ def test_the_claim_of_a_killed_process_is_taken_over(tmp_path):
         assert ours.take("a")
         with Claims(tmp_path) as third:
             assert not third.take("a")
+
+
+def test_claims_are_given_back_when_a_signal_ends_the_process(tmp_path):
+    """Another machine could not know that the process is gone, and would wait for ten minutes."""
+    before = list(interrupts.finish_first)
+    with Claims(tmp_path) as ours:
+        assert ours.take("run")
+        (finish,) = interrupts.finish_first[len(before) :]
+        finish()
+        assert list(tmp_path.glob("*.claim")) == []
+    assert interrupts.finish_first == before
 
 
 def other_machine(path: Path, age: float) -> None:

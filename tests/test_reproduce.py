@@ -566,15 +566,6 @@ def test_runs_together_are_interrupted_at_an_evaluation_and_kept(fedda, signals,
     assert "2 of 2 runs are done, 0 are missing." in out
 
 
-def test_runs_together_are_interrupted_at_once_by_a_second_signal(fedda, signals):
-    signals += [signal.SIGINT, signal.SIGINT]
-    code, _, err = fedda(*TOGETHER)
-    assert code == 130
-    assert "round 30/60" in err
-    assert "round 40/60" not in err
-    assert "continued" not in fedda(*TOGETHER)[2], "the first minute is lost"
-
-
 def test_signals_are_left_alone_after_runs_together_and_beside_the_main_thread(tmp_path):
     """Only the main thread may set what is done about them."""
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,10 +39,10 @@ from fedda.terminal import (
     Quiet,
     Settings,
     err,
-    interruptible,
     new_directory,
     out,
     print_whole,
+    training,
 )
 from fedda.theory_cli import theory_command
 
@@ -130,6 +131,11 @@ def main() -> None:
                 "choose a smaller model."
             )
             sys.exit(1)
+        except SystemExit as stop:
+            if stop.code in (130, 143):  # JAX would wait for the rounds under way
+                sys.stdout.flush()
+                os._exit(stop.code)
+            raise
 
 
 def _print_error(words: str) -> None:
@@ -205,12 +211,16 @@ def run(
     quiet |= not processes.is_first()
     resolved = config.resolve(values if resume is None else {})
     directory = resume or out_dir or new_directory(f"{resolved.task}-{resolved.algorithm}")
-    hint = f"Continue with: fedda run --resume {directory}"
+
+    def hint() -> str:
+        begun = (directory / "config.toml").exists()
+        return f"Continue with: fedda run --resume {directory}" if begun else "Nothing was written."
+
     tracker = None
     if tensorboard and processes.is_first():
         tracker = tracking.tensorboard(directory / "tensorboard")
     alone = coordinator is None
-    with progress.shown(quiet) as track, interruptible(hint, terminable=alone):
+    with progress.shown(quiet) as track, training(hint, terminable=alone):
         show = track(str(directory) if resume is not None else resolved.algorithm)
 
         def on_progress(done: experiment.Progress) -> None:
@@ -225,7 +235,7 @@ def run(
     if not processes.is_first():
         return
     for note in outcome.notes:
-        err.print(escape(note))
+        err.print(escape(note), soft_wrap=True)
     if as_json:
         print(json.dumps({"directory": str(directory), **outcome.summary}))
     else:
@@ -270,8 +280,14 @@ def compare_command(
     planned = planned or _planned(words, everything, seeds)
     if not compare.is_there(directory):
         experiment.check_new(directory, "that of a comparison to finish.")
-    hint = f"Continue with: fedda compare --out {directory}"
-    with progress.shown(quiet) as track, interruptible(hint):
+
+    def hint() -> str:
+        begun = compare.is_there(directory)
+        return (
+            f"Continue with: fedda compare --out {directory}" if begun else "Nothing was written."
+        )
+
+    with progress.shown(quiet) as track, training(hint):
         summaries = compare.train(planned, directory, track)
     rows = report.table(report.read_runs([directory]), threshold)
     if as_json:

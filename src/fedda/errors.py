@@ -1,6 +1,7 @@
 """One voice for everything a user can get wrong: what was got, what was expected, how to fix it."""
 
 import difflib
+import errno
 import math
 import os
 import reprlib
@@ -54,6 +55,11 @@ def check_whole_number(name: str, value: Any, least: int) -> None:
         raise InputError(f"{name} must be below 2**31, got {shown(value)}.")
 
 
+def is_full(error: OSError) -> bool:
+    """Whether the disk is full, or the user's share of it."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 @contextmanager
 def writing(option: str) -> Iterator[None]:
     """Turns the system's refusal to write into advice to give another of this option."""
@@ -62,8 +68,10 @@ def writing(option: str) -> Iterator[None]:
     except OSError as error:
         # Permission may be lacking to read a file as well, and then the option is not to blame.
         reading = isinstance(error, PermissionError) and os.path.isfile(error.filename or "")
-        if error.filename is None or reading:
+        if reading or (error.filename is None and not is_full(error)):
             raise
+        where = "" if error.filename is None else f" to {error.filename}"
+        advice = "Free some space there, or give" if is_full(error) else "Give"
         raise InputError(
-            f"cannot write to {error.filename} ({error.strerror}). Give another {option}."
+            f"cannot write{where} ({error.strerror}). {advice} another {option}."
         ) from None

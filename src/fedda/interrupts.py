@@ -1,23 +1,136 @@
-"""Ctrl-C and SIGTERM that wait until something is whole."""
+"""Ctrl-C and SIGTERM: when they take effect, and what is finished before.
 
+An exception that a signal handler raises can be lost: Python drops it where the compiler calls back
+into Python. Under `watched`, as commands train, a signal is therefore noted, and `check` raises it
+between two compiled programs. If the compiler or the device keeps the main thread from that for
+long, another thread ends the process. Without `watched`, signals are what Python makes of them.
+"""
+
+import contextlib
+import select
 import signal
+import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+
+PATIENCE = 1.0  # seconds after a signal in which the main thread may call `check`
+
+# Functions that finish what is written in the background, or give back what other processes wait
+# for. They are called before the process is ended, the last one first.
+finish_first: list[Callable[[], object]] = []
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal that came while signals were watched."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class _Watch:
+    def __init__(self) -> None:
+        self.came = 0  # the number of the first signal
+        self.held = False
+        self.critical = threading.RLock()
+
+    def note(self, number: int, _: object) -> None:
+        self.came = self.came or number
+
+
+_watch: _Watch | None = None
+
+
+def check() -> None:
+    """Raise `Interrupted` if a signal came; for places where a run can stop."""
+    if _watch is not None and _watch.came and not _watch.held:
+        raise Interrupted(_watch.came)
+
+
+@contextmanager
+def watched(
+    numbers: Sequence[int], on_wait: Callable[[], None], end: Callable[[int], None]
+) -> Iterator[None]:
+    """Note signals for `check`, which is called once more at the end of the block.
+
+    Args:
+        numbers: The signals. Those that the process ignores are left alone.
+        on_wait: Called in another thread if the signal is `held_back` for long.
+        end: Called in another thread, to end the process, if the block has not ended some time
+            after the first signal, or with a second one; but not before `critical` blocks and
+            `finish_first`.
+    """
+    global _watch
+    if threading.current_thread() is not threading.main_thread():  # it gets no signals
+        yield
+        return
+    usual = {
+        number: handler
+        for number in numbers
+        if (handler := signal.getsignal(number)) not in (signal.SIG_IGN, None)
+    }
+    watch = _watch = _Watch()
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    # Python writes the number of a signal there at once, also while the compiler is at work.
+    before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    for number in usual:
+        signal.signal(number, watch.note)
+
+    def follow() -> None:
+        first = True
+        while word := reader.recv(1):
+            if word[0] not in usual:
+                continue
+            if first:
+                first = False
+                if select.select([reader], [], [], PATIENCE)[0]:  # the block ended, or a second one
+                    continue
+                if watch.held:
+                    on_wait()
+                    continue
+            with watch.critical:
+                for finish in reversed(finish_first):
+                    with contextlib.suppress(Exception):  # it could not be written
+                        finish()
+                end(word[0])
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield
+        check()
+    finally:
+        for number, handler in usual.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(before)
+        _watch = None
+        writer.close()
+        thread.join()
+        reader.close()
 
 
 @contextmanager
 def held_back() -> Iterator[Callable[[], bool]]:
-    """Holds a signal back to the end of the block, which can ask whether one came.
+    """Hold a signal back to the end of the block, which can ask whether one came.
 
-    A second one comes at once. Signals that are ignored, or end the process without Python, stay as
-    they are.
+    A second one takes effect at once. Signals that are ignored, or end the process without Python,
+    stay as they are.
     """
     if threading.current_thread() is not threading.main_thread():  # it gets no signals
         yield lambda: False
         return
-    each = (signal.SIGINT, signal.SIGTERM)
-    usual = {number: own for number in each if callable(own := signal.getsignal(number))}
+    if (watch := _watch) is not None:
+        watch.held = True
+        try:
+            yield lambda: bool(watch.came)
+        finally:
+            watch.held = False
+        check()
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    usual = {number: own for number in numbers if callable(own := signal.getsignal(number))}
     came: list[int] = []
 
     def let_through() -> None:
@@ -36,3 +149,14 @@ def held_back() -> Iterator[Callable[[], bool]]:
         let_through()
         if came:
             signal.raise_signal(came[0])
+
+
+@contextmanager
+def critical() -> Iterator[None]:
+    """Finish the block before a signal takes effect; under `watched`, also before a second one."""
+    if _watch is None:
+        with held_back():
+            yield
+    else:
+        with _watch.critical:
+            yield

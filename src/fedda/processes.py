@@ -8,6 +8,7 @@ processors, NCCL between GPUs. Neither asks who is there, so the network must be
 
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 
+from fedda import interrupts
 from fedda.errors import InputError
 
 T = TypeVar("T")
@@ -212,6 +214,8 @@ def _receive(peer: socket.socket) -> bytes:
 def _exactly(peer: socket.socket, size: int) -> bytes:
     got = bytearray()
     while len(got) < size:
+        while peer.gettimeout() is None and not select.select([peer], [], [], 0.2)[0]:
+            interrupts.check()
         part = peer.recv(min(size - len(got), 1 << 20))
         if not part:
             raise ConnectionError("another process of this run has ended. See what it says.")

@@ -88,6 +88,7 @@ def fill(
     with Claims(work) as claims:
         filler = _Filler(runs, folder, claims, seconds, tell, warn)
         for config in runs:
+            interrupts.check()
             if filler.is_over():
                 break
             filler.do(config)

@@ -14,7 +14,7 @@ from fedda.config import Config
 from fedda.errors import InputError
 from fedda.paper import cells, choice, corrections, experiments, readme, tables
 from fedda.paper.cells import Cell
-from fedda.terminal import Quiet, err, interruptible, out, print_whole
+from fedda.terminal import Quiet, err, out, print_whole, training
 
 
 def reproduce_command(
@@ -167,7 +167,7 @@ def _fill(runs: list[Config], folder: Path, seconds: float | None, quiet: bool) 
         if not quiet:
             print(line, file=sys.stderr, flush=True)
 
-    with interruptible("Continue with the same command."):
+    with training(lambda: "Continue with the same command."):
         filled = reproduce.fill(runs, folder, seconds, tell, _warn)
     if filled.busy:
         err.print(f"Other processes are at work on {len(filled.busy)} of the runs.")

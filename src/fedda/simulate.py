@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array, lax, random
 from jax.sharding import Mesh, PartitionSpec
 
-from fedda import core, tree
+from fedda import core, interrupts, tree
 from fedda.cohort import Layout, Sampler, arrange, draw_cohort, padding, sum_over_clients
 from fedda.core import Algorithm, Traffic
 from fedda.data.feed import Block, Feed
@@ -199,6 +199,7 @@ def evaluate_blocks(task: Task, params: PyTree, blocks: Iterable[Block]) -> dict
     """As `evaluate`, of a set that is brought to the device in blocks; added up in float64."""
     total = dict.fromkeys(task.measures, np.zeros(2))
     for block in blocks:
+        interrupts.check()
         for name, pair in jax.device_get(_sums(task)(params, block)).items():
             total[name] = total[name] + np.asarray(pair, np.float64)
     return {name: float(above / below) for name, (above, below) in total.items()}
@@ -240,6 +241,7 @@ def train(
     spans = host_work(setup, seeds, first)
     span = next(spans, None)
     while span is not None:
+        interrupts.check()
         chosen = span.cohorts if together else span.cohorts[0]
         visited, table, slots = None, run.memory, None
         if setup.host_rounds is not None:

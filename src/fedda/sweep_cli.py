@@ -21,10 +21,10 @@ from fedda.terminal import (
     Quiet,
     Settings,
     err,
-    interruptible,
     new_directory,
     out,
     print_whole,
+    training,
 )
 
 
@@ -79,7 +79,7 @@ def sweep_command(
     points = _grid(grid or [])
     directory = out_dir or new_directory(f"sweep-{resolved.task}-{resolved.algorithm}")
     hint = f"Continue with the same command and --out {directory}"
-    with _progress(quiet) as tell, interruptible(hint):
+    with _progress(quiet) as tell, training(lambda: hint):
         if factor is None:
             summary = sweep.run(resolved, points, seeds, directory, by, together, tell)
         else:

@@ -3,9 +3,10 @@
 Results go to standard output; what a person reads meanwhile goes to standard error.
 """
 
+import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +16,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
+
+from fedda import interrupts
+from fedda.errors import InputError, is_full
 
 Settings = Annotated[
     list[str] | None,
@@ -37,30 +41,71 @@ def print_whole(listing: Table) -> None:
     Console(highlight=False, width=max(needed, out.width)).print(listing)
 
 
-class _Terminated(KeyboardInterrupt):
-    """The signal with which other programs ask this one to end."""
-
-
-def _terminate(*_: object) -> None:
-    raise _Terminated
+def _terminate(number: int, _: object) -> None:
+    raise interrupts.Interrupted(number)
 
 
 @contextmanager
-def interruptible(hint: str, terminable: bool = True) -> Iterator[None]:
-    """Turns Ctrl-C and SIGTERM into advice how to go on, and the exit code that shells expect.
+def interruptible(hint: str) -> Iterator[None]:
+    """Turn Ctrl-C and SIGTERM into advice how to go on, and the exit code that shells expect."""
+    usual = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        with _advising(lambda: hint):
+            yield
+    finally:
+        if signal.getsignal(signal.SIGTERM) is _terminate:
+            signal.signal(signal.SIGTERM, usual)
 
-    Not `terminable` is what may wait for other processes: Python would not hear SIGTERM there.
+
+@contextmanager
+def training(hint: Callable[[], str], terminable: bool = True) -> Iterator[None]:
+    """As `interruptible`, for blocks that call compiled programs; they call `interrupts.check`.
+
+    The process ends within about a second, but not before a checkpoint is written to its end. In a
+    block of `interrupts.held_back`, it ends with the block, or with a second signal.
+
+    Args:
+        hint: How to go on, if the block ends now.
+        terminable: Whether to handle SIGTERM. If not, it ends the process at once.
     """
-    usual = signal.signal(signal.SIGTERM, _terminate) if terminable else None
+
+    def end(number: int) -> None:
+        err.show_cursor()
+        _say_stopped(number, hint())
+        os._exit(128 + number)
+
+    def on_wait() -> None:
+        err.print("Stopping after the rounds under way. Press Ctrl-C again to stop at once.")
+
+    numbers = (signal.SIGINT, signal.SIGTERM) if terminable else (signal.SIGINT,)
+    with _advising(hint), interrupts.watched(numbers, on_wait, end):
+        yield
+
+
+@contextmanager
+def _advising(hint: Callable[[], str]) -> Iterator[None]:
+    """Say how to go on after a signal, or when the disk is full."""
     try:
         yield
     except KeyboardInterrupt as stop:
-        word, code = ("Terminated", 143) if isinstance(stop, _Terminated) else ("Interrupted", 130)
-        err.print(escape(f"{word}. {hint}"), soft_wrap=True)
-        raise SystemExit(code) from None
-    finally:
-        if terminable:
-            signal.signal(signal.SIGTERM, usual)
+        number = getattr(stop, "number", signal.SIGINT)
+        for each in (signal.SIGINT, signal.SIGTERM):
+            # One more, while Python is shutting down, ends the process without a traceback.
+            signal.signal(each, signal.SIG_DFL)
+        _say_stopped(number, hint())
+        raise SystemExit(128 + number) from None
+    except OSError as error:
+        if not is_full(error):
+            raise
+        where = "" if error.filename is None else f" to {error.filename}"
+        raise InputError(
+            f"cannot write{where} ({error.strerror}). Free some space there. {hint()}"
+        ) from None
+
+
+def _say_stopped(number: int, hint: str) -> None:
+    word = "Terminated" if number == signal.SIGTERM else "Interrupted"
+    err.print(escape(f"{word}. {hint}"), soft_wrap=True)
 
 
 def new_directory(name: str) -> Path:

@@ -16,7 +16,7 @@ import numpy as np
 from jax import random
 from jax.sharding import NamedSharding, PartitionSpec
 
-from fedda import free_memory, simulate, tree
+from fedda import free_memory, interrupts, simulate, tree
 from fedda.data.feed import Feed
 from fedda.errors import InputError
 from fedda.simulate import Row, Setup
@@ -189,6 +189,7 @@ def _compile(setup: Setup, hypers: Any, seeds: Sequence[int], size: int) -> int:
         programs.append(simulate.evaluate(task, together, layout.mesh).lower(params, *setup.test))
     working = 0
     for program in programs:
+        interrupts.check()
         sizes = program.compile().memory_analysis()
         if sizes is not None:  # not every backend says
             own = sizes.output_size_in_bytes - sizes.alias_size_in_bytes

@@ -20,6 +20,8 @@ from typing import Self
 
 from fedda.files import read_json
 
+from fedda import interrupts
+
 RENEWED = 30.0  # seconds
 STALE = 600.0  # seconds without renewal
 
@@ -36,6 +38,7 @@ class Claims:
 
     def __enter__(self) -> Self:
         self._thread.start()
+        interrupts.finish_first.append(self._drop_all)
         return self
 
     def __exit__(
@@ -44,10 +47,10 @@ class Claims:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        interrupts.finish_first.remove(self._drop_all)
         self._over.set()
         self._thread.join()
-        for name in list(self._own):
-            self.drop(name)
+        self._drop_all()
 
     def take(self, name: str) -> bool:
         """Whether this is ours to do now."""
@@ -69,6 +72,10 @@ class Claims:
         text, path = self._own.pop(name), self._path(name)
         if _text(path) == text:
             path.unlink(missing_ok=True)
+
+    def _drop_all(self) -> None:
+        for name in list(self._own):
+            self.drop(name)
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}.claim"
