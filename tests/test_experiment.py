@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -10,6 +11,8 @@ import sys
 import time
 import tomllib
 import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax
@@ -282,3 +285,52 @@ def test_a_checkpoint_takes_no_more_memory_than_is_asked_for(tmp_path, monkeypat
     assert refused
     assert most < numbers.nbytes / 10
     checkpoints.close()
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """As on a full disk, the system refuses to write more, in a way that needs no rights to try."""
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, usual[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+
+
+def test_a_checkpoint_that_cannot_be_written_is_told_in_one_line(tmp_path, capfd):
+    """The run goes on, and no part of the checkpoint stays."""
+    checkpoints = Checkpoints(tmp_path)
+    large = {"w": np.random.default_rng(0).normal(size=(4, 10_000))}
+    small = {"w": np.ones(3), "v": np.ones(3)}
+    with files_of_at_most(20_000):
+        assert checkpoints.save(1, large, {"metrics_bytes": 0}) == []
+        told = f"no checkpoint of round 1: cannot write to {tmp_path} (File too large)"
+        assert checkpoints.save(2, small, {"metrics_bytes": 0}) == [told]
+        assert checkpoints.save(3, large, {"metrics_bytes": 0}) == []
+        assert checkpoints.close() == [told.replace("round 1", "round 3")]
+    assert capfd.readouterr() == ("", "")
+    assert [path.name for path in tmp_path.iterdir()] == ["2"]
+    again = Checkpoints(tmp_path)
+    found, notes = again.newest_whole(small, written=0)
+    assert (found.round, notes) == (2, [])
+    again.close()
+
+
+def test_metrics_that_cannot_be_written_are_named_and_the_run_goes_on_later(tmp_path, finished):
+    directory = tmp_path / "run"
+    with files_of_at_most(1000), pytest.raises(OSError, match="File too large") as raised:
+        experiment.run(config.resolve(SMALL), directory)
+    assert raised.value.filename == str(directory / "metrics.jsonl")
+    assert (directory / "metrics.jsonl").stat().st_size == 1000, "a part of a line"
+    experiment.resume(directory)
+    assert_same_end(directory, finished)
+
+
+def test_the_rest_of_a_killed_save_is_removed_and_never_read(copy: Path, finished: Path):
+    unfinished = copy / "checkpoints" / "14.orbax-checkpoint-tmp"
+    shutil.copytree(copy / "checkpoints" / "12", unfinished)
+    (copy / ".summary.json.123").write_text("{")
+    assert experiment.resume(copy).notes == ["continued from round 12"]
+    assert not unfinished.exists()
+    assert_same_end(copy, finished)

@@ -3,8 +3,12 @@
 A checkpoint holds the run's pytree and a small dictionary of plain numbers.
 """
 
+import errno
 import logging
+import os
 import shutil
+import sys
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,36 +33,56 @@ class Checkpoints:
     """The checkpoints in one directory."""
 
     def __init__(self, directory: Path) -> None:
-        logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax reports every step of a save
+        _silence_orbax()
         directory.mkdir(parents=True, exist_ok=True)
+        self._directory = directory.absolute()
+        self._manager = self._new_manager()
+        self._saving: int | None = None  # the round whose checkpoint is being written
+        interrupts.finish_first.append(self._finish)
+
+    def _new_manager(self) -> ocp.CheckpointManager:
         # Of several processes only the first keeps checkpoints: Orbax must not wait for the others.
         alone = ocp.options.MultiprocessingOptions(active_processes={0})
-        self._manager = ocp.CheckpointManager(
-            directory.absolute(),
-            options=ocp.CheckpointManagerOptions(
-                max_to_keep=KEPT,
-                create=False,
-                multiprocessing_options=alone,
-            ),
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=KEPT,
+            create=False,
+            cleanup_tmp_directories=True,  # of a process that was killed, or a save that failed
+            multiprocessing_options=alone,
         )
+        return ocp.CheckpointManager(self._directory, options=options)
 
-    def save(self, round_number: int, run: PyTree, numbers: dict[str, Any]) -> str:
-        """Copies the run, and writes the copy while the run goes on; `close` waits for it.
+    def save(self, round_number: int, run: PyTree, numbers: dict[str, Any]) -> list[str]:
+        """Copy the run, and write the copy while the run goes on; `close` waits for it.
 
-        If there is no room for it, why it was not saved: a full disk or memory would end the run.
+        Returns:
+            A note on each checkpoint that could not be written: this one, or the one before it. A
+            full disk or too little memory does not end the run.
         """
-        with interrupts.held_back():  # Orbax's threads would report Ctrl-C as an error
-            self.wait()  # then the copies of the checkpoint before are gone
+        with interrupts.critical():  # Orbax's threads would report Ctrl-C as an error
+            notes = self.wait()  # then the copies of the checkpoint before are gone
             if why := self._no_room(run):
-                return f"no checkpoint of round {round_number}: {why}"
+                return [*notes, f"no checkpoint of round {round_number}: {why}"]
             arrays = [np.array(leaf) for leaf in jax.tree.leaves(run)]
             # Orbax refuses empty arrays, and none is needed to know that there is nothing.
             leaves = {str(i): array for i, array in enumerate(arrays) if array.size}
             items = ocp.args.Composite(
                 run=ocp.args.StandardSave(leaves), numbers=ocp.args.JsonSave(numbers)
             )
-            self._manager.save(round_number, args=items, force=True)
-        return ""
+            self._saving = round_number
+            try:
+                self._manager.save(round_number, args=items, force=True)
+            except Exception as error:
+                notes.append(self._given_up(error))
+        return notes
+
+    def _given_up(self, error: Exception) -> str:
+        """Forget the checkpoint that could not be written; returns a note on it."""
+        note = (
+            f"no checkpoint of round {self._saving}: cannot write to {self._directory} "
+            f"({_reason(error)})"
+        )
+        self._manager, self._saving = self._new_manager(), None  # the old one has failed for good
+        return note
 
     def _no_room(self, run: PyTree) -> str:
         """Why a run cannot be saved, if so."""
@@ -99,8 +123,9 @@ class Checkpoints:
                             f"got {leaf.dtype}{leaf.shape} for {other.dtype}{other.shape}"
                         )
             except Exception as error:  # Orbax raises many kinds, all of which mean damage here
-                reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-                notes.append(f"passed over the damaged checkpoint of round {number} ({reason})")
+                notes.append(
+                    f"passed over the damaged checkpoint of round {number} ({_reason(error)})"
+                )
                 continue
             if found.numbers["metrics_bytes"] > written:
                 notes.append(
@@ -117,9 +142,47 @@ class Checkpoints:
             if number > round_number:
                 self._manager.delete(number)
 
-    def wait(self) -> None:
-        """Returns when the last checkpoint is written."""
+    def wait(self) -> list[str]:
+        """Wait until the last checkpoint is written; returns a note if it could not be."""
+        try:
+            self._manager.wait_until_finished()
+        except Exception as error:  # Orbax raises many kinds here, too
+            return [self._given_up(error)]
+        self._saving = None
+        return []
+
+    def close(self) -> list[str]:
+        """As `wait`, and end Orbax's threads."""
+        notes = self.wait()
+        self._manager.close()
+        interrupts.finish_first.remove(self._finish)
+        return notes
+
+    def _finish(self) -> None:
         self._manager.wait_until_finished()
 
-    def close(self) -> None:
-        self._manager.close()
+
+@lru_cache
+def _silence_orbax() -> None:
+    """Keep Orbax from printing; `save` and `close` return an error as one line.
+
+    It logs every step of a save, and an error with pages of tracebacks before it raises it. Below
+    it, TensorStore prints an error for each write that is pending when another has failed.
+    """
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    usual = sys.unraisablehook
+
+    def hook(lost: "sys.UnraisableHookArgs") -> None:
+        if str(lost.exc_value) != "Event loop is closed":
+            usual(lost)
+
+    sys.unraisablehook = hook
+
+
+def _reason(error: Exception) -> str:
+    """One line about an error of Orbax, whose texts may be pages long."""
+    text = str(error)
+    for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if os.strerror(number) in text:
+            return os.strerror(number)
+    return text.splitlines()[0][:200] if text else type(error).__name__

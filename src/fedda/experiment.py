@@ -16,6 +16,7 @@ import time
 import tomllib
 from collections.abc import Callable
 from functools import lru_cache
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,7 +29,7 @@ from fedda import config as configs
 from fedda.config import Config
 from fedda.continued import Result
 from fedda.errors import InputError, unknown
-from fedda.files import EVALUATION, json_numbers, read_json, read_rows, write_whole
+from fedda.files import EVALUATION, append, json_numbers, read_json, read_rows, write_whole
 from fedda.models import PRECISIONS
 from fedda.simulate import Row
 
@@ -223,29 +224,25 @@ def _run(
 
     evaluations = 0
     try:
-        with open(directory / "metrics.jsonl" if first else os.devnull, "ab") as log:
+        with FileIO(directory / "metrics.jsonl" if first else os.devnull, "a") as log:
             for evaluation in simulate.train(setup, hp, [config.seed], before.round, before.run):
                 row = json_numbers(evaluation.row)
-                log.write(json.dumps(row, allow_nan=False).encode() + b"\n")
                 history.append(row)
                 evaluations += 1
-                due = (
+                due = first and (
                     evaluations % config.checkpoint_every == 0 or evaluation.round == config.rounds
                 )
-                if due and first:
-                    log.flush()
-                    os.fsync(log.fileno())
+                append(log, json.dumps(row, allow_nan=False).encode() + b"\n", sync=due)
+                if due:
                     numbers = {"metrics_bytes": log.tell(), "seconds": seconds()}
                     checkpoints = checkpoints or _checkpoints(directory)
-                    if refused := checkpoints.save(evaluation.round, evaluation.run, numbers):
-                        notes.append(refused)
-                log.flush()
+                    notes += checkpoints.save(evaluation.round, evaluation.run, numbers)
                 if on_progress is not None:
                     on_progress(Progress(row, config.rounds, metric))
                 final = evaluation.run
     finally:  # interrupted or not, the last checkpoint is written to its end
         if checkpoints is not None:
-            checkpoints.close()
+            notes += checkpoints.close()
     assert final is not None  # a run has at least one round, so an evaluation or a checkpoint
     summary = _summary(config, problem, setup, history[-1], seconds())
     summary_path = directory / "summary.json"

@@ -3,9 +3,13 @@
 import json
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedda import interrupts
 from fedda.schema import NUMBER_OR_NULL, mismatch
 
 # A line of `metrics.jsonl` in a run directory.
@@ -19,6 +23,8 @@ EVALUATION = {
 }
 
 
+
+@interrupts.critical()
 def write_whole(path: Path, text: str) -> None:
     """Writes a file so that a reader finds the old content or the new one, never a part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -54,6 +60,26 @@ def _parsed(text: str | bytes) -> Any:
     # Half of a pair of code units cannot be printed, nor written to another file.
     json.dumps(content, ensure_ascii=False).encode()
     return content
+
+
+@contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """Name the file in an error that names none, as the system's does when a disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def append(file: FileIO, line: bytes, sync: bool) -> None:
+    """Write a line to an unbuffered file, and to the disk if it is to `sync`."""
+    with naming(file.name):
+        while line:
+            line = line[file.write(line) :]
+        if sync:
+            os.fsync(file.fileno())
 
 
 class Rows(NamedTuple):

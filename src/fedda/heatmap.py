@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from fedda.files import naming
+
 
 def write(summary: Mapping[str, Any], path: Path) -> bool:
     """Draws the map of a sweep's summary, if it has two axes and matplotlib is here to draw it.
@@ -39,7 +41,8 @@ def write(summary: Mapping[str, Any], path: Path) -> bool:
     plot.set_ylabel(down)
     plot.set_title(f"{summary['algorithm']} on {summary['task']}: {summary['by']}", fontsize=10)
     figure.tight_layout()
-    figure.savefig(path, dpi=150)
+    with naming(path):
+        figure.savefig(path, dpi=150)
     return True
 
 

@@ -11,6 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedda.files import naming
 from fedda.results import Curve
 
 # Okabe and Ito's colours, less black and yellow, which vanish on a dark or a light page; then four
@@ -128,7 +129,8 @@ def save(figure: Any, directory: Path, name: str) -> list[Path]:
     """Writes a figure of matplotlib as PNG and PDF."""
     files = [directory / f"{name}.{suffix}" for suffix in ("png", "pdf")]
     for path in files:
-        figure.savefig(path, dpi=200)
+        with naming(path):
+            figure.savefig(path, dpi=200)
     return files
 
 

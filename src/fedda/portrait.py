@@ -8,6 +8,7 @@ import numpy as np
 
 from fedda.data.statistics import Statistics, describe
 from fedda.errors import InputError
+from fedda.files import naming
 
 # Of Okabe and Ito's colours, as in the other figures.
 _BLUE, _ORANGE = "#0072B2", "#D55E00"
@@ -64,7 +65,9 @@ def draw(
     if histogram is not None:
         _draw_labels(figure.add_subplot(rows[1]), histogram, shown, names, about)
     # A date in the file would make one figure differ from day to day.
-    figure.savefig(path, dpi=200, metadata={"CreationDate": None} if path.suffix == ".pdf" else {})
+    undated = {"CreationDate": None} if path.suffix == ".pdf" else {}
+    with naming(path):
+        figure.savefig(path, dpi=200, metadata=undated)
 
 
 def _contact_sheet(images: Sequence[np.ndarray]) -> np.ndarray | None:

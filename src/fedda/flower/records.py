@@ -108,9 +108,11 @@ class Records:
             lines.write(json.dumps(json_numbers(row), allow_nan=False).encode() + b"\n")
             size = lines.tell()
         numbers = {"metrics_bytes": size, "progress": asdict(progress)}
-        if refused := self.checkpoints.save(progress.round, state, numbers):
-            log.warning(refused)
-        self.checkpoints.wait()
+        for note in (
+            *self.checkpoints.save(progress.round, state, numbers),
+            *self.checkpoints.wait(),
+        ):
+            log.warning(note)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         if self.directory is not None:

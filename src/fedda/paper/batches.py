@@ -80,22 +80,24 @@ class Kept:
     def is_due(self, part: Part) -> bool:
         return time.monotonic() - self._saved > max(SECONDS, tree.nbytes(part.run) / PACE)
 
-    def save(self, part: Part) -> str:
-        """Writes it; if there is no room for it, why not."""
+    def save(self, part: Part) -> list[str]:
+        """Write a checkpoint; returns notes on checkpoints that could not be written."""
         rows = [
             {name: np.asarray(value).tolist() for name, value in row.items()} for row in part.rows
         ]
         # As one text, since some numbers may not be finite; there is no other file of rows.
         numbers = {"metrics_bytes": 0, "rows": json.dumps(rows), "seconds": part.seconds}
-        refused = self._opened().save(part.round, part.run, numbers)
+        notes = self._opened().save(part.round, part.run, numbers)
         self._saved = time.monotonic()
-        return refused
+        return notes
 
-    def close(self) -> None:
-        """Returns when the last checkpoint is written."""
-        if self._checkpoints is not None:
-            self._checkpoints.close()
-            self._checkpoints = None
+    def close(self) -> list[str]:
+        """Wait until the last checkpoint is written; returns a note if it could not be."""
+        if self._checkpoints is None:
+            return []
+        notes = self._checkpoints.close()
+        self._checkpoints = None
+        return notes
 
     def drop(self) -> None:
         """The batch is done."""

@@ -144,8 +144,9 @@ def several(
         if part.round == runs[0].rounds:
             return
         stop = over()
-        if (stop or kept[members].is_due(part)) and (refused := kept[members].save(part)):
-            told(members, refused)
+        if stop or kept[members].is_due(part):
+            for note in kept[members].save(part):
+                told(members, note)
         if stop:
             raise Stopped
 
@@ -177,5 +178,6 @@ def several(
                 cells.write(folder, runs[i], history, summary)
             kept[done.members].drop()
     finally:  # interrupted or not, the last checkpoints are written to their end
-        for each in kept.values():
-            each.close()
+        for members, batch in kept.items():
+            for note in batch.close():
+                told(members, note)

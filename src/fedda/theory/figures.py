@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedda.files import naming
 from fedda.theory import ratios
 from fedda.theory.claims import select
 from fedda.theory.flows import extra
@@ -41,7 +42,8 @@ def draw(found: dict[str, Any], directory: Path) -> list[Path]:
             frameon=False,
         )
         files.append(directory / f"{name}.png")
-        figure.savefig(files[-1], dpi=110)
+        with naming(files[-1]):
+            figure.savefig(files[-1], dpi=110)
     return files
 
 
