@@ -1,5 +1,6 @@
 """Ctrl-C and SIGTERM: none is lost, and a second one ends the process at once."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import weakref
 import pytest
 
 from fedda import interrupts, terminal
+from fedda.errors import InputError
+from fedda.files import naming
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -192,3 +195,15 @@ def test_a_signal_soon_ends_a_process_that_is_busy_in_compiled_code():
         process.kill()
     assert process.returncode == 130
     assert err == "Interrupted. Continue with: it\n"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has it")
+def test_a_full_disk_is_told_with_the_file_and_how_to_go_on():
+    told = r"^cannot write to run/log \(No space left on device\)\. Free some space there\. Go on$"
+    with (
+        pytest.raises(InputError, match=told),
+        terminal.training(lambda: "Go on"),
+        naming("run/log"),
+        open("/dev/full", "wb", buffering=0) as file,
+    ):
+        file.write(b"row")
