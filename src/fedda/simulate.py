@@ -82,10 +82,10 @@ class Span(NamedTuple):
 
 
 def programs(function: Callable[..., Any], **options: Any) -> Callable[..., jax.stages.Wrapped]:
-    """Compile `function` with its first arguments fixed; the rest are the program's arguments.
+    """Compile `function` in two steps: `function(*fixed)` is a program, called with the rest.
 
-    Unlike `jax.jit` with static arguments, which keeps every program for ever, this keeps those
-    that were used last: a process may train any number of models.
+    `jax.jit` with static arguments would keep every program for ever. This keeps the programs that
+    were used last, so that a process may train any number of models.
     """
 
     @lru_cache(maxsize=PROGRAMS)

@@ -66,7 +66,7 @@ def training(hint: Callable[[], str], terminable: bool = True) -> Iterator[None]
 
     Args:
         hint: How to go on, if the block ends now.
-        terminable: Whether to handle SIGTERM. If not, it ends the process at once.
+        terminable: Whether to handle SIGTERM. If not, the system ends the process at once.
     """
 
     def end(number: int) -> None:
