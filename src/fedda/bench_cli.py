@@ -15,7 +15,7 @@ from rich.table import Table
 from fedda import devices, experiment
 from fedda.errors import InputError, unknown
 from fedda.files import write_whole
-from fedda.terminal import err, interruptible, out, print_whole
+from fedda.terminal import err, out, print_whole, training
 
 
 def bench_command(
@@ -59,7 +59,7 @@ def bench_command(
     if not names:
         cpu = jax.default_backend() == "cpu"
         names = [name for name in bench_cases.CASES if not cpu or name in bench_cases.ON_CPU]
-    with interruptible("Nothing was written."):
+    with training(lambda: "Nothing was written."):
         found = {}
         for name in names:
             err.print(f"measuring {name}")

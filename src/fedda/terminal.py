@@ -59,10 +59,11 @@ def interruptible(hint: str) -> Iterator[None]:
 
 @contextmanager
 def training(hint: Callable[[], str], terminable: bool = True) -> Iterator[None]:
-    """As `interruptible`, for blocks that call compiled programs; they call `interrupts.check`.
+    """As `interruptible`, for blocks that call compiled programs, where exceptions may be lost.
 
-    The process ends within about a second, but not before a checkpoint is written to its end. In a
-    block of `interrupts.held_back`, it ends with the block, or with a second signal.
+    The block stops at the next `interrupts.check`. If that takes longer than a second, the process
+    ends, but not before a checkpoint is written to its end. In a block of `interrupts.held_back`,
+    it ends with the block, or with a second signal.
 
     Args:
         hint: How to go on, if the block ends now.

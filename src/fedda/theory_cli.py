@@ -13,7 +13,7 @@ from rich.table import Table
 from fedda import experiment
 from fedda.errors import InputError
 from fedda.files import write_whole
-from fedda.terminal import err, interruptible, new_directory, out
+from fedda.terminal import err, new_directory, out, training
 
 
 def theory_command(
@@ -48,7 +48,7 @@ def theory_command(
     directory.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     plan = measure.quick(problems, seed) if quick else measure.Plan(problems, seed)
-    with interruptible("Nothing was written."):
+    with training(lambda: "Nothing was written."):
         measured = measure.run(plan, lambda stage: err.print(f"measuring: {stage}"))
     found: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d"),
