@@ -376,7 +376,7 @@ from pathlib import Path
 from test_simulate import train_new_models
 
 most = 0
-for number, _ in train_new_models(300):
+for number, _ in train_new_models(150):
     most = max(most, Path("/proc/self/maps").read_bytes().count(b"\\n"))
     if number == 99:
         after_100 = most
