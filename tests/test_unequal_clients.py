@@ -52,13 +52,12 @@ def play(variant, task, after=None):
     algorithm, shards, key = variant.algorithm, small_clients(), jax.random.key(3)
     hp = api.traced(algorithm.Hyper(), MODEL)
     if after is None:
-        run, number = simulate.begin(algorithm, MODEL, False, shards.num_clients, hp, key), 0
+        run, number = simulate.begin(algorithm, MODEL, False, shards.num_clients)(hp, key), 0
     else:
         run, number = jax.tree.map(np.asarray, after), 1  # a copy: programs reuse their arguments
     everyone = np.arange(len(SMALL), dtype=np.int32)[None]
-    run, _ = simulate.segment(
-        algorithm, task, simulate.Layout(), False, hp, run, shards, key, everyone, None, number, 1
-    )
+    program = simulate.segment(algorithm, task, simulate.Layout(), False)
+    run, _ = program(hp, run, shards, key, everyone, None, number, 1)
     return run
 
 

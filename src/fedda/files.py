@@ -23,7 +23,6 @@ EVALUATION = {
 }
 
 
-
 @interrupts.critical()
 def write_whole(path: Path, text: str) -> None:
     """Writes a file so that a reader finds the old content or the new one, never a part."""

@@ -18,9 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from fedda.files import read_json
-
 from fedda import interrupts
+from fedda.files import read_json
 
 RENEWED = 30.0  # seconds
 STALE = 600.0  # seconds without renewal
