@@ -302,9 +302,7 @@ def with_counters():
 def test_what_counts_work_is_neither_clipped_nor_noisy(variant):
     """Five local steps, and beta1^5 = 0.59, are above the clip; what is learnt is far below it.
 
-    So clipping changes nothing, as all clients weigh the same. When counters were clipped, too,
-    FedDA+SGDM with sends=model came to a fifth of this, and FedDA+Adam with bias=steps to another
-    sign.
+    So clipping changes nothing, as all clients weigh the same.
     """
     algorithm, clip = variant.algorithm, 0.1
     plain = slope_run(algorithm)
