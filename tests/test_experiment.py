@@ -117,6 +117,7 @@ def lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_quick_processes")
 def test_kill_at_any_moment_and_resume(tmp_path: Path):
     seed = random.randrange(10**6)

@@ -94,7 +94,16 @@ def assert_same(left, right):
 # --------------------------------------------------------------------- the numbers of a simulation
 
 
-@pytest.mark.parametrize("name", algorithms.names())
+FIRST = [next(iter(module.variants)) for module in algorithms.modules()]  # others of it are slow
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in FIRST else [pytest.mark.slow])
+        for name in algorithms.names()
+    ],
+)
 def test_every_algorithm_comes_to_the_state_of_the_simulator(name):
     there, here = simulated(name), serve(grid(), settings(name))
     assert_same(here.state, there.state)

@@ -216,6 +216,7 @@ def test_nothing_on_the_wire_is_pickled(monkeypatch: pytest.MonkeyPatch):
         wire.unpack(ArrayRecord({"a": array}), {"a": np.float64(0)})
 
 
+@pytest.mark.slow
 def test_the_page_names_options_that_exist():
     """Every command of the page is one of Flower's, or of this example, with known options."""
     known: dict[tuple[str, ...], str] = {}

@@ -108,7 +108,9 @@ LIES = {  # the change, in which rounds, what the server counts, settings
 
 
 @pytest.mark.parametrize("name", LIES)
-@pytest.mark.parametrize("algorithm", RATES)
+@pytest.mark.parametrize(
+    "algorithm", ["fedavg", pytest.param("fedda-adam", marks=pytest.mark.slow)]
+)
 def test_a_liar_is_named_and_the_others_learn(algorithm, name):
     change, when, events, changes = LIES[name]
     served = serve(lies(change, when), settings(algorithm, **changes))

@@ -662,6 +662,7 @@ def ended(process):
     return json.loads(out), err
 
 
+@pytest.mark.slow
 def test_two_processes_fill_one_folder(tmp_path):
     algorithms = ("fedavg", "fedda-sgdm", "fedprox", "fedopt-sgdm")
     values = [TINY | {"algorithm": name, "seed": seed} for seed in (0, 1) for name in algorithms]
@@ -677,6 +678,7 @@ def test_two_processes_fill_one_folder(tmp_path):
     assert not list((tmp_path / "r/.work").glob("fed*"))
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_numbers(tmp_path):
     values = TINY | {"rounds": 400, "eval_every": 20, "checkpoint_every": 1}
     work = tmp_path / "killed/.work" / cells.name(config.resolve(values), None)
