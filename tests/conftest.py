@@ -61,10 +61,8 @@ def fedda(
             code = 0
         except SystemExit as stop:
             code = int(stop.code or 0)
-        for (
-            number,
-            handler,
-        ) in usual.items():  # a command that was stopped leaves them to the system
+        # A command that was stopped leaves signals to the system.
+        for number, handler in usual.items():
             signal.signal(number, handler)
         captured = capsys.readouterr()
         return code, captured.out, captured.err

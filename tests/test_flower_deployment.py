@@ -85,6 +85,10 @@ def left_by(directory: Path, like: Any) -> Any:
     return found.run
 
 
+def rows_of(directory: Path) -> list[dict[str, Any]]:
+    return read_rows(directory / "metrics.jsonl", {"round": int}).rows
+
+
 def summary(directory: Path) -> dict[str, Any]:
     return json.loads((directory / "summary.json").read_text())
 
@@ -254,7 +258,7 @@ def assert_as_simulated(out: Path, algorithm: str, rounds: int) -> None:
     """Two of three clients a round: one at least is visited twice, and what it keeps matters."""
     expected = simulated(algorithm, rounds)
     assert_same(left_by(out, expected.state), expected.state)
-    rows = read_rows(out / "metrics.jsonl").rows
+    rows = rows_of(out)
     for row, wanted in zip(rows, expected.history[1:], strict=True):
         for name in ("round", "train_loss", "loss", "accuracy"):
             assert row[name] == pytest.approx(wanted[name], abs=1e-5), name
@@ -310,7 +314,7 @@ def test_a_killed_server_goes_on_where_it_was(deployed: Any):
         else:
             deployed.kill("superlink")
             deployed.start_superlink()
-        before, done = done, len(read_rows(out / "metrics.jsonl").rows)
+        before, done = done, len(rows_of(out))
         assert before < done < 4, f"the {killed} was killed in the middle"
     printed = deployed.run(config)
     assert "continued from round" in printed
@@ -354,7 +358,7 @@ def test_a_node_killed_in_a_round(deployed: Any):
     soon(lambda: begun in deployed.log("node-2"))
     deployed.kill_node(2)
     deployed.wait(run)
-    assert [row["round"] for row in read_rows(out / "metrics.jsonl").rows] == [1, 2]
+    assert [row["round"] for row in rows_of(out)] == [1, 2]
     told = summary(out)
     assert sum(told["events"].values()) == 1
     assert set(told["events"]) <= {"missing_replies", "refused_replies"}

@@ -11,14 +11,16 @@ import numpy as np
 import pytest
 
 from fedda import losses
+from fedda.algorithms import scaffold
 from fedda.data import digits
+from fedda.local import Counter, Weighted
 from fedda.models import linear
 from fedda.task import Plan, Task
 
 pytest.importorskip("flwr")
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
-from fedda.flower import Settings, client_app, serve, wire
+from fedda.flower import Settings, client_app, serve, sums, wire
 from flower_grid import LocalGrid
 
 ROUNDS, CLIENTS, LIAR = 10, 10, 3
@@ -160,3 +162,14 @@ def test_a_false_count_of_steps_is_refused(factor):
     served = serve(grid, settings("fedda-adam", chosen=chosen, rounds=2))
     assert served.events_by_client == {NAME: {"refused_replies": 2}}
     assert served.history[-1]["skipped_rounds"] == 0
+
+
+def test_a_lowered_weight_lowers_all_that_it_weighs():
+    """SCAFFOLD's moves and control variates must have the same weights."""
+    change = scaffold.Change(np.full(2, 100.0), np.full(2, 300.0))  # 100 times 1 and 3
+    upload = scaffold.Upload(Weighted(change, np.float32(100)), Counter(np.float32(1)))
+    lowered = sums._with_weights(sums.Reply(upload, sums.NOTHING), [30.0, 0.0]).upload
+    assert lowered.change.weight == pytest.approx(30)
+    np.testing.assert_allclose(lowered.change.sum.moved, 30.0)
+    np.testing.assert_allclose(lowered.change.sum.control, 90.0)
+    assert lowered.clients.value == 1

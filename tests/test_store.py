@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -278,6 +279,23 @@ def test_a_replacement_killed_at_any_step_leaves_the_old_or_the_new_store(tmp_pa
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 8, "as many steps"
+
+
+def test_a_replacement_that_fails_between_two_renames_leaves_the_old_store(tmp_path, monkeypatch):
+    path = written(tmp_path)
+    before = store.open_store(path).meta
+    rename = os.rename
+
+    def interrupted(one, other):
+        if Path(other) == path and "old" not in Path(one).name:
+            raise KeyboardInterrupt
+        rename(one, other)
+
+    monkeypatch.setattr(store, "_exchange", lambda one, other: False)
+    monkeypatch.setattr(os, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        written(tmp_path)
+    assert store.open_store(path).meta == before
 
 
 def test_folders_of_dead_imports_are_removed_and_those_of_live_ones_are_not(tmp_path):

@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 import sys
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,7 +82,9 @@ class Checkpoints:
             f"no checkpoint of round {self._saving}: cannot write to {self._directory} "
             f"({_reason(error)})"
         )
-        self._manager, self._saving = self._new_manager(), None  # the old one has failed for good
+        with suppress(Exception):  # it has failed for good
+            self._manager.close()
+        self._manager, self._saving = self._new_manager(), None
         return note
 
     def _no_room(self, run: PyTree) -> str:
@@ -167,7 +170,8 @@ def _silence_orbax() -> None:
     """Keep Orbax from printing; `save` and `close` return an error as one line.
 
     It logs every step of a save, and an error with pages of tracebacks before it raises it. Below
-    it, TensorStore prints an error for each write that is pending when another has failed.
+    it, TensorStore prints an error for each write that is pending when another has failed. Both are
+    silenced for the whole process.
     """
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     usual = sys.unraisablehook

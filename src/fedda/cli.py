@@ -71,7 +71,8 @@ class _WithSettings(TyperCommand):
             name, _, value = word.partition("=")
             key = name.lstrip("-").replace("-", "_")
             if name.startswith("--") and name not in options and key in _every_setting():
-                value = value or following or "VALUE"
+                given = following if following and not following.startswith("-") else "VALUE"
+                value = value or given
                 raise InputError(f"{key} is a setting, not an option: write {key}={value}")
         return super().parse_args(ctx, args)
 
@@ -124,11 +125,13 @@ def main() -> None:
             _print_error(str(error))
             sys.exit(2)
         except (MemoryError, jax.errors.JaxRuntimeError) as error:
-            if isinstance(error, jax.errors.JaxRuntimeError) and "memory" not in str(error):
+            details = str(error) or "no details are known"
+            lack = "RESOURCE_EXHAUSTED" in details or "out of memory" in details.lower()
+            if not isinstance(error, MemoryError) and not lack:
                 raise
             _print_error(
-                f"there is not enough memory: {error}. Lower batch, cohort, clients or chunk, or "
-                "choose a smaller model."
+                f"there is not enough memory ({details}). Lower batch, cohort, clients or chunk, "
+                "or choose a smaller model."
             )
             sys.exit(1)
         except SystemExit as stop:

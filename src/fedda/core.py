@@ -126,15 +126,15 @@ def _add_up(parts: PyTree, kept: PyTree, own: PyTree) -> tuple[PyTree, PyTree]:
     return lax.cond(sound, lambda: (total, kept), without_nonfinite)
 
 
-def merged(phase: Phase, hp: Any, state: Any, total: PyTree) -> Any:
+def merged(phase: Phase, hp: Any, before: Any, state: Any, total: PyTree) -> Any:
     """Return the server's state after a phase, given the sum of the uploads.
 
-    The server computes in single precision at least, and rounds to the types of its state once.
+    The server computes in single precision at least, and rounds to the types of the state `before`
+    the round. Only between phases may a state have other parts than that.
     """
     after = phase.merge(tree.widen(hp), tree.widen(state), total)
-    # Between two phases of a round, a state may have parts that it has not at its start.
-    structure: Any = jax.tree.structure(state)
-    return tree.as_types_of(state, after) if structure == jax.tree.structure(after) else after
+    structure: Any = jax.tree.structure(before)
+    return tree.as_types_of(before, after) if structure == jax.tree.structure(after) else after
 
 
 def one_round(
@@ -171,7 +171,7 @@ def one_round(
         total, new = sum_over_clients(work, _add_up, shared, (clients, old))
         memory = tree.put(memory, rows, new)
         visits.append((rows, old))
-        state = merged(phase, hp, state, total.upload)
+        state = merged(phase, hp, before, state, total.upload)
         usable &= (total.counted > 0) & tree.all_finite((total.upload, state))
         seen = _seen_in_both(seen, total.seen)
         nonfinite += total.nonfinite

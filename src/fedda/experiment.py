@@ -215,7 +215,12 @@ def _run(
     first, checkpoints, before = processes.is_first(), None, _Before()
     if resume:
         checkpoints = _checkpoints(directory) if first else None
-        before = _before(simulate.start(setup, hp, [config.seed]), directory, checkpoints)
+        try:
+            before = _before(simulate.start(setup, hp, [config.seed]), directory, checkpoints)
+        except BaseException:
+            if checkpoints is not None:
+                checkpoints.close()
+            raise
     history, final, notes = list(before.history), before.run, list(before.notes)
 
     def seconds() -> dict[str, float]:

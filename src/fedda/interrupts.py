@@ -11,7 +11,8 @@ import select
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 
 PATIENCE = 1.0  # seconds after a signal in which the main thread may call `check`
@@ -85,10 +86,11 @@ def watched(
                 continue
             if first:
                 first = False
-                if select.select([reader], [], [], PATIENCE)[0]:  # the block ended, or a second one
+                if _another(reader, usual):  # the block ended, or a second one
                     continue
                 if watch.held:
-                    on_wait()
+                    with contextlib.suppress(Exception, SystemExit):  # nobody reads it any more
+                        on_wait()
                     continue
             with watch.critical:
                 for finish in reversed(finish_first):
@@ -109,6 +111,17 @@ def watched(
         writer.close()
         thread.join()
         reader.close()
+
+
+def _another(reader: socket.socket, numbers: Container[int]) -> bool:
+    """Wait for the end of a watched block or a second signal, for `PATIENCE` at most."""
+    end = time.monotonic() + PATIENCE
+    while (left := end - time.monotonic()) > 0 and select.select([reader], [], [], left)[0]:
+        word = reader.recv(1, socket.MSG_PEEK)
+        if not word or word[0] in numbers:
+            return True
+        reader.recv(1)  # a signal that somebody else handles
+    return False
 
 
 @contextmanager

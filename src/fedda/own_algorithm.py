@@ -68,7 +68,7 @@ def check_work(record: Algorithm, hyper: Any, task: Task, shards: Shards) -> Non
                 )
             upload, kept, _ = found
             _check_alike(f"work of phase {number}", "memory", kept, own)
-            state = merged(phase, hp, state, tree.widen(phase.opened(upload)))
+            state = merged(phase, hp, before, state, tree.widen(phase.opened(upload)))
         _check_alike("the last merge", "state", state, before)
 
     jax.eval_shape(exchange, hyper, task.model.shapes(), shards)

@@ -19,11 +19,12 @@ that are sure to arrive: if fewer come, the sum has less noise than was accounte
 hides it from the server too.
 
 Counters (`fedda.local.Counter`) are the numbers of an upload that count work and hold no gradient:
-the local steps T of FedDA with bias=steps and of STEM and MFL+Adam, and beta1^T. They are neither
-clipped nor noisy, or the server would divide by noise. So they are not covered by `epsilon`. Under
-local_unit="steps" T is the same for all clients and reveals nothing. Under "epochs" it is the
-number of a client's batches: the server then learns, to a batch, how many examples each client has
-(under secure aggregation, only the mean over a cohort). Use "steps" where that is private.
+the local steps T of FedDA with bias=steps, of STEM and of MFL+Adam, the beta1^T of FedDA with
+bias=steps or sends=model, and the 1 / A_i of FedLocal+SGDM. They are neither clipped nor noisy, or
+the server would divide by noise. So they are not covered by `epsilon`. Under local_unit="steps" T
+is the same for all clients and reveals nothing. Under "epochs" it is the number of a client's
+batches: the server then learns, to a batch, how many examples each client has (under secure
+aggregation, only the mean over a cohort). Use "steps" where that is private.
 
 What is refused, and why:
     several exchanges in a round  each would need noise of its own, and its own place in `epsilon`

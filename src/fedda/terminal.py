@@ -71,9 +71,11 @@ def training(hint: Callable[[], str], terminable: bool = True) -> Iterator[None]
     """
 
     def end(number: int) -> None:
-        err.show_cursor()
-        _say_stopped(number, hint())
-        os._exit(128 + number)
+        try:
+            err.show_cursor()
+            _say_stopped(number, hint())
+        finally:  # also if nobody reads the standard error any more
+            os._exit(128 + number)
 
     def on_wait() -> None:
         err.print("Stopping after the rounds under way. Press Ctrl-C again to stop at once.")

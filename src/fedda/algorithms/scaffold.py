@@ -71,9 +71,13 @@ class Message(NamedTuple):
     control: PyTree  # c
 
 
+class Change(NamedTuple):
+    moved: PyTree  # y - W
+    control: PyTree  # (c_i+ - c_i) / (number of clients)
+
+
 class Upload(NamedTuple):
-    moved: local.Weighted
-    control: PyTree  # the client's part of the change of C
+    change: local.Weighted
     clients: local.Counter  # 1
 
 
@@ -121,19 +125,16 @@ def work(
         new = task.full_gradient(server.params, shard, key)
     one = jnp.ones(())
     weight = shard.count.astype(one.dtype) if weighting == "examples" else one
-    upload = Upload(
-        local.weighted_by(weight, tree.sub(y, server.params)),
-        tree.scale(weight / shard.num_clients, tree.widen(tree.sub(new, own))),
-        local.Counter(one),
-    )
-    return upload, new, seen
+    control_change = tree.scale(1 / shard.num_clients, tree.widen(tree.sub(new, own)))
+    change = Change(tree.sub(y, server.params), control_change)
+    return Upload(local.weighted_by(weight, change), local.Counter(one)), new, seen
 
 
 def merge(hp: Hyper, state: State, total: Upload) -> State:
     return State(
-        tree.axpy(hp.server_lr, local.mean(total.moved), state.params),
-        tree.add(state.control, total.control),
-        state.weight + total.moved.weight,
+        tree.axpy(hp.server_lr, local.mean(total.change).moved, state.params),
+        tree.add(state.control, total.change.sum.control),  # a sum over all rounds, no mean
+        state.weight + total.change.weight,
         state.uploads + total.clients.value,
     )
 

@@ -4,6 +4,7 @@ Files from elsewhere can make a parser hang, crash or ask for more memory than t
 child process, each of these becomes an `InputError`, and Ctrl-C works whatever the parser does.
 """
 
+import errno
 import importlib
 import json
 import logging
@@ -91,22 +92,21 @@ def call(
 
     timer = threading.Timer(limits.seconds, stop)
     timer.daemon = True
-    timer.start()
     assert process.stdout is not None
-    try:
-        with process:
-            try:
-                for line in process.stdout:
-                    if not line.endswith(b"\n"):  # the child was killed while it wrote
-                        break
-                    kind, content = json.loads(line)
-                    if kind == "tell":
-                        tell(content)
-            except BaseException:  # such as Ctrl-C
-                process.kill()
-                raise
-    finally:
-        timer.cancel()
+    with process:
+        try:
+            timer.start()
+            for line in process.stdout:
+                if not line.endswith(b"\n"):  # the child was killed while it wrote
+                    break
+                kind, content = json.loads(line)
+                if kind == "tell":
+                    tell(content)
+        except BaseException:  # such as Ctrl-C
+            process.kill()
+            raise
+        finally:
+            timer.cancel()
     if kind == "result":
         return content
     if kind == "system":
@@ -159,12 +159,16 @@ def run_child(job: dict[str, Any]) -> None:
         say("refused", str(error))
     except MemoryError:
         say("memory", None)
-    except Exception as error:  # whatever a parser trips over, it is the file
-        if isinstance(error, OSError) and error.errno is not None:
-            named = isinstance(error.filename, str)
-            say("system", [error.errno, error.strerror, error.filename if named else None])
-        else:
+    except OSError as error:
+        named = isinstance(error.filename, str)
+        if error.errno is None:
             say("failed", traceback.format_exc())
+        elif error.errno == errno.ENOMEM:  # by the limit
+            say("memory", None)
+        else:
+            say("system", [error.errno, error.strerror, error.filename if named else None])
+    except Exception:  # whatever a parser trips over, it is the file
+        say("failed", traceback.format_exc())
 
 
 def _limit(which: int, value: int) -> None:

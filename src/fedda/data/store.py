@@ -180,8 +180,16 @@ def put(folder: Path, path: Path) -> None:
     if path.exists():
         if _exchange(folder, path):
             return
-        os.rename(path, folder.with_name(_OLD))
-    os.rename(folder, path)
+        old = folder.with_name(_OLD)
+        try:
+            os.rename(path, old)
+            os.rename(folder, path)
+        except BaseException:  # such as Ctrl-C
+            if not path.exists() and old.exists():
+                os.rename(old, path)
+            raise
+    else:
+        os.rename(folder, path)
 
 
 def recover(path: Path) -> None:

@@ -148,7 +148,7 @@ class Server:
     def merged(self, phase: Phase, state: Any, upload: PyTree) -> tuple[Any, bool]:
         """The state after a sum, or one upload, was merged, and whether all of it is finite."""
         total = jax.tree.map(jnp.asarray, upload)
-        after = _merge(phase, self.method.hp, state, total)
+        after = _merge(phase, self.method.hp, self.state, state, total)
         return after, bool(_finite((total, after)))
 
     def without_culprits(self, phase: Phase, state: Any, found: Summed) -> Summed:
@@ -281,8 +281,8 @@ def _send(phase: Phase, hp: Any, state: Any) -> PyTree:
 
 
 @partial(jax.jit, static_argnames="phase")
-def _merge(phase: Phase, hp: Any, state: Any, total: PyTree) -> Any:
-    return merged(phase, hp, state, total)
+def _merge(phase: Phase, hp: Any, before: Any, state: Any, total: PyTree) -> Any:
+    return merged(phase, hp, before, state, total)
 
 
 _finite = jax.jit(tree.all_finite)

@@ -40,10 +40,10 @@ class Settings(NamedTuple):
     most_norm: float | None = None  # of an upload, after a weighted one was divided by its weight
     most_weight: float | None = None  # of a weighted upload: the examples that a client may have
     # Limits relative to the median of this round's replies and the 20 before; None: no limit.
-    most_norm_ratio: float | None = (
-        1000.0  # a reply above it, and above the model's norm, is refused
-    )
-    most_weight_ratio: float | None = 30.0  # a weight above it is lowered to it, unless most_weight
+    # A reply whose norm is above the first, and above the model's, is refused. A weight above the
+    # second is lowered to it, unless there is a most_weight; a counter above it is refused.
+    most_norm_ratio: float | None = 1000.0
+    most_weight_ratio: float | None = 30.0
     secure: Secure | None = None  # sums alone are revealed; the clients have `secure_mods`
     directory: Path | None = None  # for metrics, checkpoints and the summary
 

@@ -243,13 +243,15 @@ def _false_counts(
     counts = {partition: _counts(reply.upload) for partition, reply in replies.items()}
     usual = [size.counts for size in recent] + [*counts.values()]
     limits = np.full(len(usual[0]) if usual else 0, np.inf)
-    if len(usual) >= FEWEST and settings.most_norm_ratio is not None:
-        limits = np.maximum(1.0, settings.most_norm_ratio * np.median(usual, axis=0))
+    if len(usual) >= FEWEST and settings.most_weight_ratio is not None:
+        limits = np.maximum(1.0, settings.most_weight_ratio * np.median(usual, axis=0))
     found = {}
     for partition, own in counts.items():
         for count, most in zip(own, limits, strict=True):
             if not 0 <= count <= most:
-                found[partition] = Refused(f"it counts {count:g} steps, not 0 to {most:g}")
+                found[partition] = Refused(
+                    f"a counter of its upload is {count:g}, not 0 to {most:g}"
+                )
     return found
 
 
