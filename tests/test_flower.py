@@ -315,7 +315,7 @@ SCAFFOLD = algorithms.get("scaffold")
 
 def merge_up_to_100(hp, state, total):
     """SCAFFOLD's merge, which cannot bear it if the mean of the bias is above 100."""
-    spoilt = total.moved.sum["bias"][0] > 100 * total.moved.weight
+    spoilt = total.change.sum.moved["bias"][0] > 100 * total.change.weight
     after = TRAINING.merge(hp, state, total)
     return jax.tree.map(lambda leaf: jnp.where(spoilt, jnp.nan, leaf), after)
 
@@ -329,7 +329,7 @@ def serve_fragile(is_liar):
     def spoil(partition, message, reply):
         arrays = dict(reply.content["upload"])
         if is_liar(partition, wire.Order.read(message.content).round):
-            arrays["moved/sum/bias"] = Array(np.full(2, 1e6) * SIZES[partition])
+            arrays["change/sum/moved/bias"] = Array(np.full(2, 1e6) * SIZES[partition])
         return [changed(reply, upload=ArrayRecord(arrays))]
 
     nodes = [client_app(TASK, lambda _, k=k: examples(k), FRAGILE) for k in range(len(SIZES))]
