@@ -217,7 +217,7 @@ def test_metadata_of_wrong_types_are_stale_or_harmless(tmp_path, ragged):
 
 # ------------------------------------------------------------------------------ killed replacements
 
-# Writes a store anew in one process after another. The k-th is killed before the k-th operation on
+# Replaces a store in one process after another. The k-th is killed before the k-th operation on
 # the names of files and folders, of which Python tells by audit events, and before the exchange.
 KILLED = """
 import os, sys, types

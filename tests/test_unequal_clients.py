@@ -106,7 +106,7 @@ OPTIMUM = UNEQUAL.optimum(UNEQUAL.copies)
 
 
 def rests_at(name, reduction, local_work):
-    """Where a run ends after so many rounds that nothing moves any more."""
+    """The parameters after 2,000 rounds, when the run has converged."""
     fields = algorithms.get(name).Hyper._fields
     # Under `sum` gradients are up to 20 times as large. An eps as large as the gradients makes Adam
     # and AdaGrad smooth, so that they come to rest.
