@@ -40,4 +40,5 @@ def problems(root: str) -> list[str]:
 if __name__ == "__main__":
     wrong = problems(f"fedda[{','.join(sys.argv[1:])}]")
     if wrong:
-        sys.exit("\n".join([*wrong, "The lock file does not match pyproject.toml. Run `make lock` to update it."]))
+        advice = "The lock file does not match pyproject.toml. Run `make lock` to update it."
+        sys.exit("\n".join([*wrong, advice]))
