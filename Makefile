@@ -22,7 +22,8 @@ test-slow: $(VENV)/ready
 test-floor:  ## The numerical tests with the oldest supported JAX, in an environment of its own
 	$(MAKE) VENV=.venv-floor LOCK=requirements-floor.lock .venv-floor/ready
 	.venv-floor/bin/pytest -n auto -m "not slow" -W default \
-	    tests/test_oracles.py tests/test_exactness.py tests/test_contract.py tests/test_models.py
+	    tests/algorithms/test_oracles.py tests/algorithms/test_exactness.py \
+	    tests/algorithms/test_contract.py tests/models/test_models.py
 
 test-peers:  ## Equality with FedJAX and Flower, in an environment of its own
 	$(MAKE) VENV=.venv-peers LOCK=tests/peers/requirements.txt EXTRAS=flower .venv-peers/ready
@@ -51,11 +52,11 @@ format: $(VENV)/ready
 # checked instead.
 LOCK ?= requirements.lock
 EXTRAS ?= dev report flower privacy
-$(VENV)/ready: $(LOCK) pyproject.toml
+$(VENV)/ready: $(LOCK) pyproject.toml reproduction/pyproject.toml benchmarks/pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedda needs Python 3.11 or newer; say make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
 	$(call quietly,$(INSTALL) --no-deps --require-hashes -r $(LOCK))
-	$(call quietly,$(INSTALL) --no-deps --no-build-isolation -e .)
+	$(call quietly,$(INSTALL) --no-deps --no-build-isolation -e . -e reproduction -e benchmarks)
 	$(BIN)/python tools/check_environment.py $(EXTRAS)
 	touch $@
 

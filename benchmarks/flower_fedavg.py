@@ -16,8 +16,8 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from jax import Array, lax, random
 
-from fedda.devices import start_up
-from fedda.losses import cross_entropy
+from fedda.core.losses import cross_entropy
+from fedda.simulate.devices import start_up
 
 RATE = 0.1
 

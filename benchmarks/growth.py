@@ -25,9 +25,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedda import api, inputs, losses, models, simulate
-from fedda.data.shards import Shards
+from fedda import api, models
+from fedda.core import losses
+from fedda.data import inputs
+from fedda.data.federation import Shards
 from fedda.models import cnn, mlp
+from fedda.simulate import train as simulate
 
 NETWORKS: dict[str, tuple[Callable[[], models.Model], tuple[int, ...], int]] = {
     "mlp": (lambda: mlp(64, 64, 10), (64,), 10),

@@ -25,11 +25,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedda import api, inputs, losses, models, simulate
-from fedda.data import store
-from fedda.data.feed import Feed
+from fedda import api, models
+from fedda.core import losses
+from fedda.data import inputs, store
 from fedda.data.store import Client, Rows, Source
+from fedda.data.streaming import Feed
 from fedda.models import linear
+from fedda.simulate import train as simulate
 
 USERS, SENTENCES = 342_477, 135_818_730
 WORDS, TAGS = 10_000, 500

@@ -2,7 +2,7 @@
 
 import fedda
 from fedda import tasks
-from fedda.config import Config
+from fedda.tasks.config import Config
 
 
 def main(rounds: int = 50) -> dict[str, float]:

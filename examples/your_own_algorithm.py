@@ -3,9 +3,10 @@
 from typing import Any, NamedTuple
 
 import fedda
-from fedda import local, tasks, tree
-from fedda.config import Config
-from fedda.core import Decay, Positive
+from fedda import tasks
+from fedda.core import local, tree
+from fedda.core.algorithm import Decay, Positive
+from fedda.tasks.config import Config
 
 
 class Hyper(NamedTuple):

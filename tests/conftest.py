@@ -20,14 +20,14 @@ import jax
 import pytest
 from jax._src import compiler
 
-from fedda import simulate
+from fedda.simulate import train
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 # The tests go through every algorithm again and again: more programs than stay in memory for users.
 for kind in ("begin", "segment", "evaluate"):
-    setattr(simulate, kind, lru_cache(maxsize=None)(getattr(simulate, kind).__wrapped__))
+    setattr(train, kind, lru_cache(maxsize=None)(getattr(train, kind).__wrapped__))
 
 # What a shell starts in the background ignores interrupts, and so would the commands tested here.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -45,7 +45,7 @@ def fedda(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> Callable[..., tuple[int, str, str]]:
     """Calls the command in an empty directory; gives its exit code and both outputs."""
-    from fedda import cli, terminal
+    from fedda.cli import main, terminal
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "_exit", sys.exit)  # so that a command that is stopped ends alone
@@ -57,7 +57,7 @@ def fedda(
         monkeypatch.setattr(sys, "argv", ["fedda", *words])
         usual = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            cli.main()
+            main.main()
             code = 0
         except SystemExit as stop:
             code = int(stop.code or 0)

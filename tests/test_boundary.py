@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import fedda
-from fedda import own_problem
-from fedda.core import Positive
+from fedda.core.algorithm import Positive
+from fedda.core.losses import accuracy, cross_entropy, squared_error
 from fedda.errors import InputError
-from fedda.losses import accuracy, cross_entropy, squared_error
+from fedda.simulate import check_problem
 
 MODEL = fedda.Model(lambda key: {"w": jnp.zeros((3, 2))}, lambda params, x: x @ params["w"])
 X, Y = np.ones((4, 3), np.float32), np.zeros(4, np.int32)
@@ -92,7 +92,7 @@ def run(algorithm="fedavg", clients=CLIENTS, loss=cross_entropy, **settings):
 def test_refused(mistake, message):
     with pytest.raises(InputError, match=message) as refused:
         run(**mistake)
-    assert str(own_problem.TRIED) not in str(refused.value), "of the user's arrays, and no others"
+    assert str(check_problem.TRIED) not in str(refused.value), "of the user's arrays, and no others"
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
-from fedda import algorithms, cli, config
-from fedda.data.catalogue import DATASETS
 from test_datasets import tar_bz2
-from test_fetch import server  # noqa: F401 - a fixture
+from test_download import server  # noqa: F401 - a fixture
+
+from fedda import algorithms
+from fedda.cli import main
+from fedda.data.catalogue import DATASETS
+from fedda.tasks import config
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -109,7 +111,7 @@ def test_a_queue_of_results_as_contributors_fill_it(tmp_path: Path):
         timeout=600,
     )
     assert done.returncode == 0, done.stderr
-    assert len(list((tmp_path / "results/cells/digits").glob("*.json"))) == 3
+    assert len(list((tmp_path / "reproduction/results/cells/digits").glob("*.json"))) == 3
     assert "2 of 25 runs" in (tmp_path / "results/README.md").read_text()
 
 
@@ -132,7 +134,7 @@ def test_readme_commands_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             words += {"bench": ["mlp", "--quick"], "theory": ["--quick"]}.get(words[1], [])
             monkeypatch.setattr(sys, "argv", words)
             with pytest.raises(SystemExit) as stop:
-                cli.main()
+                main.main()
             assert not stop.value.code, line
             ran += 1
     assert ran >= 5
@@ -184,7 +186,7 @@ def test_readme_data_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s
             words += ["--mirror", mirror]
         monkeypatch.setattr(sys, "argv", words)
         with pytest.raises(SystemExit) as stop:
-            cli.main()
+            main.main()
         assert not stop.value.code, line
 
 
@@ -227,7 +229,7 @@ def test_readme_says_what_the_table_does():
 
 def test_readme_says_who_ends_highest_on_the_digits():
     """In the table of all methods, which `fedda reproduce` writes."""
-    page = (ROOT / "results" / "README.md").read_text()
+    page = (ROOT / "reproduction" / "results" / "README.md").read_text()
     section = page.partition("## Handwritten digits")[2].partition("\n## ")[0]
     found = dict(re.findall(r"^\| ([^|]+) \| ([0-9.]+) ±", section, re.MULTILINE))
     assert len(found) == len(algorithms.names())

@@ -16,8 +16,11 @@ import problem as fedda_problem
 import protocol
 from protocol import Weights
 
-from fedda import api, devices, losses, simulate
+from fedda import api
+from fedda.core import losses
 from fedda.models import Model
+from fedda.simulate import devices
+from fedda.simulate import train as simulate
 
 
 def in_half(model: Model) -> Model:

@@ -7,11 +7,12 @@ import sys
 
 import nets
 import protocol
-import torch
 import torch.nn.functional as F  # noqa: N812
 from protocol import Weights
-from torch import Tensor
 from torch.func import functional_call, grad, vmap
+
+import torch
+from torch import Tensor
 
 Params = dict[str, Tensor]
 

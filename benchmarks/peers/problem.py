@@ -17,10 +17,11 @@ import numpy as np
 from jax import random
 from protocol import Problem
 
-from fedda import api, losses
-from fedda.cohort import draw_cohort
-from fedda.data.shards import from_clients
+from fedda import api
+from fedda.core import losses
+from fedda.data.federation import from_clients
 from fedda.models import Model, cnn, mlp, resnet18
+from fedda.simulate.cohort import draw_cohort
 
 SEED = 0
 

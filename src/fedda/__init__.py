@@ -1,10 +1,11 @@
 """Federated optimisation, proved against its equations and compiled."""
 
-from fedda import algorithms, losses, models
+from fedda import algorithms, models
 from fedda.api import GridPoint, run, run_grid
-from fedda.continued import Result
-from fedda.core import Algorithm, Phase
+from fedda.core import losses
+from fedda.core.algorithm import Algorithm, Phase
 from fedda.models import Model
+from fedda.simulate.result import Result
 
 __all__ = [
     "Algorithm",

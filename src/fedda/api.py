@@ -10,18 +10,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedda import algorithms, own_algorithm, own_problem, tree
-from fedda.cohort import SAMPLERS, Layout, automatic_chunk
-from fedda.continued import Result, counted_on, taken_up, why_untrained
-from fedda.core import Algorithm
-from fedda.data.feed import Feed
-from fedda.data.shards import Shards, checked_pair, from_clients
-from fedda.devices import everywhere, mesh_for
+from fedda import algorithms
+from fedda.core import check_algorithm, tree
+from fedda.core.algorithm import Algorithm
+from fedda.core.task import ExampleWise, Plan, Task
+from fedda.data.federation import Shards, checked_pair, from_clients
+from fedda.data.streaming import Feed
 from fedda.errors import LARGEST, InputError, check_whole_number, is_finite, shown, unknown
 from fedda.models import Model
-from fedda.simulate import Row, Setup, example, train
-from fedda.task import ExampleWise, Plan, Task
-from fedda.together import Batch, Begun, OnEvaluation, train_together
+from fedda.simulate import check_problem
+from fedda.simulate.cohort import SAMPLERS, Layout, automatic_chunk
+from fedda.simulate.devices import everywhere, mesh_for
+from fedda.simulate.grid import Batch, Begun, OnEvaluation, train_together
+from fedda.simulate.result import Result, counted_on, taken_up, why_untrained
+from fedda.simulate.train import Row, Setup, example, train
 
 
 class GridPoint(NamedTuple):
@@ -218,7 +220,7 @@ def prepare(
             "fedda.models.from_nnx and from_equinox make one from a module."
         )
     if isinstance(algorithm, Algorithm):
-        own_algorithm.check_parts(algorithm)
+        check_algorithm.check_parts(algorithm)
     record, hyper = algorithms.configure(algorithm, chosen, KEYWORDS)
     shards = clients if isinstance(clients, (Shards, Feed)) else from_clients(clients)
     test = None if test is None else checked_pair(test, "the test set")
@@ -257,13 +259,13 @@ def prepare(
             "this algorithm asks every client in every round, so the data of all must be on the "
             "device, but this federation is brought to it cohort by cohort."
         )
-    own_problem.check_measures(loss, metrics, test)
-    own_problem.check_problem(model, loss, metrics, shards, test)
+    check_problem.check_measures(loss, metrics, test)
+    check_problem.check_problem(model, loss, metrics, shards, test)
     mesh = mesh_for(devices, cohort, tree.size(model.shapes()))
     test = everywhere(test, mesh)
     task = Task(model, loss, Plan(batch, local_work, local_unit), tuple(metrics), reduction)
     if isinstance(algorithm, Algorithm):
-        own_algorithm.check_work(record, traced(hyper, model), task, example(shards))
+        check_algorithm.check_work(record, traced(hyper, model), task, example(shards))
     host_rounds = _host_rounds(record, hyper, model, shards, cohort, memory_gb)
     if chunk is None:
         size = tree.nbytes(model.shapes())

@@ -2,8 +2,8 @@
 
 from flwr.app import Context
 
-from fedda.devices import start_up
 from fedda.flower import client_app
+from fedda.simulate.devices import start_up
 from flower_digits.problem import TASK, Examples, share
 
 start_up()  # a SuperNode starts a process for every message: what was compiled is kept on disk

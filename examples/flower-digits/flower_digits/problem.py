@@ -4,10 +4,10 @@ from functools import cache
 
 import numpy as np
 
+from fedda.core.losses import accuracy, cross_entropy
+from fedda.core.task import Plan, Task
 from fedda.data import digits, partition
-from fedda.losses import accuracy, cross_entropy
 from fedda.models import mlp
-from fedda.task import Plan, Task
 
 TASK = Task(mlp(64, 64, 10), cross_entropy, Plan(batch=10, amount=5), metrics=(accuracy,))
 

@@ -5,9 +5,9 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedda import config
-from fedda.devices import start_up
 from fedda.flower import Settings, serve
+from fedda.simulate.devices import start_up
+from fedda.tasks import config
 from flower_digits.problem import TASK, test_set
 
 start_up()

@@ -38,12 +38,12 @@ from typing import Literal, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from fedda import local, tree
 from fedda.algorithms import Reduction, fedavg
-from fedda.core import Algorithm, NonNegative, Phase, Positive, Seen, nothing_seen
-from fedda.data.shards import Shard
-from fedda.task import Task
-from fedda.tree import PyTree
+from fedda.core import local, tree
+from fedda.core.algorithm import Algorithm, NonNegative, Phase, Positive, Seen, nothing_seen
+from fedda.core.task import Task
+from fedda.core.tree import PyTree
+from fedda.data.federation import Shard
 
 LARGEST = 100.0  # multiplier
 

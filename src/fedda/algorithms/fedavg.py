@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 from jax import Array
 
-from fedda import local, tree
-from fedda.core import Algorithm, Phase, Positive, Seen, no_memory
-from fedda.data.shards import Shard
-from fedda.task import Batch, Task
-from fedda.tree import PyTree
+from fedda.core import local, tree
+from fedda.core.algorithm import Algorithm, Phase, Positive, Seen, no_memory
+from fedda.core.task import Batch, Task
+from fedda.core.tree import PyTree
+from fedda.data.federation import Shard
 
 
 class Hyper(NamedTuple):

@@ -45,12 +45,12 @@ import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from fedda import local, tree
 from fedda.algorithms import Reduction
-from fedda.core import Algorithm, Domain, Phase, Positive, Seen, nothing_seen
-from fedda.data.shards import Shard
-from fedda.task import Batch, Task
-from fedda.tree import PyTree
+from fedda.core import local, tree
+from fedda.core.algorithm import Algorithm, Domain, Phase, Positive, Seen, nothing_seen
+from fedda.core.task import Batch, Task
+from fedda.core.tree import PyTree
+from fedda.data.federation import Shard
 
 Rate = Literal["step", "total"]
 Choice = Literal["no", "yes"]

@@ -35,12 +35,12 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from fedda import local, tree
 from fedda.algorithms import Reduction, fedavg
-from fedda.core import Algorithm, Decay, Phase, Positive, Seen, no_memory
-from fedda.data.shards import Shard
-from fedda.task import Batch, Task
-from fedda.tree import PyTree
+from fedda.core import local, tree
+from fedda.core.algorithm import Algorithm, Decay, Phase, Positive, Seen, no_memory
+from fedda.core.task import Batch, Task
+from fedda.core.tree import PyTree
+from fedda.data.federation import Shard
 
 
 class SGDM(NamedTuple):

@@ -42,10 +42,10 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from fedda import local, tree
 from fedda.algorithms import Reduction, fedavg
-from fedda.core import Algorithm, Decay, Phase, Positive, no_memory
-from fedda.tree import PyTree
+from fedda.core import local, tree
+from fedda.core.algorithm import Algorithm, Decay, Phase, Positive, no_memory
+from fedda.core.tree import PyTree
 
 
 class SGDM(NamedTuple):

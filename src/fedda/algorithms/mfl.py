@@ -41,12 +41,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedda import local, tree
 from fedda.algorithms import Reduction
-from fedda.core import Algorithm, Decay, Phase, Positive, Seen, no_memory
-from fedda.data.shards import Shard
-from fedda.task import Batch, Task
-from fedda.tree import PyTree
+from fedda.core import local, tree
+from fedda.core.algorithm import Algorithm, Decay, Phase, Positive, Seen, no_memory
+from fedda.core.task import Batch, Task
+from fedda.core.tree import PyTree
+from fedda.data.federation import Shard
 
 
 class SGDM(NamedTuple):

@@ -44,11 +44,11 @@ from typing import Literal, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from fedda import local, tree
-from fedda.core import Algorithm, Phase, Positive, Seen
-from fedda.data.shards import Shard
-from fedda.task import Batch, Task
-from fedda.tree import PyTree
+from fedda.core import local, tree
+from fedda.core.algorithm import Algorithm, Phase, Positive, Seen
+from fedda.core.task import Batch, Task
+from fedda.core.tree import PyTree
+from fedda.data.federation import Shard
 
 Control = Literal["II", "I"]
 Weighting = Literal["examples", "uniform"]

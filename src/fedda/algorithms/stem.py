@@ -40,12 +40,12 @@ from typing import Annotated, Any, Literal, NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
-from fedda import local, tree
 from fedda.algorithms import Reduction
-from fedda.core import Algorithm, Domain, NonNegative, Phase, Positive, Seen, no_memory
-from fedda.data.shards import Shard
-from fedda.task import Batch, Task
-from fedda.tree import PyTree
+from fedda.core import local, tree
+from fedda.core.algorithm import Algorithm, Domain, NonNegative, Phase, Positive, Seen, no_memory
+from fedda.core.task import Batch, Task
+from fedda.core.tree import PyTree
+from fedda.data.federation import Shard
 
 Share = Annotated[float, Domain("a number in (0, 1]", lambda value: 0 < value <= 1)]
 

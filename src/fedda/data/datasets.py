@@ -11,8 +11,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from fedda import free_memory
-from fedda.data import archives, fetch, layouts, sandbox, store
+from fedda.data import archives, layouts, sandbox, store
+from fedda.data import download as fetch
+from fedda.data import memory as free_memory
 from fedda.data.catalogue import DATASETS
 from fedda.data.store import Client, Rows, Source, Stale, Store
 from fedda.errors import InputError, unknown

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from types import ModuleType
 
-from fedda.data import archives, fetch
+from fedda.data import archives, download
 from fedda.data.catalogue import DATASETS, Dataset
 from fedda.data.readers import table
 from fedda.errors import InputError
@@ -34,7 +34,7 @@ def packed(name: str, path: Path) -> list[Path]:
         return [path]
     if match(name, path):
         return []
-    expected = [path / fetch.file_name(url) for url, _ in dataset(name).downloads]
+    expected = [path / download.file_name(url) for url, _ in dataset(name).downloads]
     return [file for file in expected if archives.is_archive(file)]
 
 

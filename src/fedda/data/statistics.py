@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedda.data.shards import Ragged, Shards
+from fedda.data.federation import Ragged, Shards
 
 _BLOCK = 2**22  # entries of a histogram worked on at once: 32 MB a temporary array
 

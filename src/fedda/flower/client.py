@@ -22,12 +22,12 @@ from flwr.clientapp.typing import Mod
 from jax import random
 
 from fedda import algorithms, api
-from fedda.core import Algorithm, Phase
-from fedda.data.shards import Shards, from_clients
+from fedda.core.algorithm import Algorithm, Phase
+from fedda.core.task import Task
+from fedda.core.tree import PyTree
+from fedda.data.federation import Shards, from_clients
 from fedda.errors import InputError
-from fedda.flower import wire
-from fedda.task import Task
-from fedda.tree import PyTree
+from fedda.flower import messages
 
 log = logging.getLogger("fedda.flower")
 KEPT = "fedda.kept."  # and the serial number of the message after which it was kept
@@ -60,7 +60,7 @@ def client_app(
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        order = wire.Order.read(message.content)
+        order = messages.Order.read(message.content)
         record = algorithm or _named(order.algorithm, order.options)
         content = work(record, task, shards(context), order, message.content, context)
         return Message(content, reply_to=message)
@@ -96,7 +96,7 @@ def work(
     algorithm: Algorithm,
     task: Task,
     shards: Shards,
-    order: wire.Order,
+    order: messages.Order,
     content: RecordDict,
     context: Context,
 ) -> RecordDict:
@@ -104,7 +104,9 @@ def work(
     hp = api.traced(algorithms.hyper(order.algorithm, algorithm, order.hyper), task.model)
     phase = algorithm.phases[order.phase]
     state = jax.eval_shape(algorithm.init, hp, task.model.shapes())
-    message = wire.unpack(content.array_records["message"], jax.eval_shape(phase.send, hp, state))
+    message = messages.unpack(
+        content.array_records["message"], jax.eval_shape(phase.send, hp, state)
+    )
     if order.full:
         task = task._replace(plan=task.plan.full())
     memory = recall(algorithm, hp, task, order, context)
@@ -116,14 +118,14 @@ def work(
     return RecordDict(
         {
             "fedda": order.reply(number),
-            "upload": wire.pack(upload),
+            "upload": messages.pack(upload),
             "seen": MetricRecord({"loss": float(seen.loss), "examples": float(seen.examples)}),
         }
     )
 
 
 def recall(
-    algorithm: Algorithm, hp: Any, task: Task, order: wire.Order, context: Context
+    algorithm: Algorithm, hp: Any, task: Task, order: messages.Order, context: Context
 ) -> PyTree:
     """What the client kept when an upload of it last counted."""
 
@@ -137,19 +139,19 @@ def recall(
     name = f"{KEPT}{order.counted}"
     if order.counted:
         if name in context.state:
-            kept = wire.unpack(context.state.array_records[name], like)
+            kept = messages.unpack(context.state.array_records[name], like)
             return jax.tree.map(jnp.asarray, kept)
         log.warning("round %d: what this client kept is lost, it begins anew", order.round)
     return jax.jit(at_first)()
 
 
-def remember(kept: PyTree, order: wire.Order, context: Context) -> None:
+def remember(kept: PyTree, order: messages.Order, context: Context) -> None:
     """Keeps what the next message may ask for, and forgets what none can."""
     for name in [name for name in context.state if name.startswith(KEPT)]:
         if not order.settled <= int(name.removeprefix(KEPT)) <= order.counted:
             del context.state[name]
     if jax.tree.leaves(kept):
-        context.state[f"{KEPT}{order.serial}"] = wire.pack(kept)
+        context.state[f"{KEPT}{order.serial}"] = messages.pack(kept)
 
 
 def _own_key() -> jax.Array:

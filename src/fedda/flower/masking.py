@@ -10,8 +10,8 @@ from flwr.client.mod import secaggplus_mod
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
 
+from fedda.flower.messages import REMEDY, Refused
 from fedda.flower.secure import RANGES, fitres, protocol_part
-from fedda.flower.wire import REMEDY, Refused
 
 
 def secure_mods() -> list[Mod]:

@@ -31,11 +31,11 @@ from flwr.common import Code, FitRes, Status, ndarrays_to_parameters
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
 from flwr.compat.common.recorddict_compat import fitres_to_recorddict
 
-from fedda.cohort import work_of
+from fedda.core.local import Weighted, is_counter, is_weighted
+from fedda.core.task import Plan
+from fedda.core.tree import PyTree
 from fedda.errors import InputError
-from fedda.local import Weighted, is_counter, is_weighted
-from fedda.task import Plan
-from fedda.tree import PyTree
+from fedda.simulate.cohort import work_of
 
 RANGES = "secure.ranges"  # the record that tells a client how large its entries may be
 MODULUS = 2**32  # the largest that Flower allows

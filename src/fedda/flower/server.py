@@ -18,19 +18,22 @@ from flwr.app import Context, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from jax import random
 
-from fedda import api, simulate, tree
-from fedda.cohort import draw_cohort
-from fedda.core import Phase, merged
+from fedda import api
+from fedda.core import tree
+from fedda.core.algorithm import Phase
+from fedda.core.round import merged
+from fedda.core.tree import PyTree
 from fedda.errors import InputError
-from fedda.flower import wire
-from fedda.flower.mail import Mail
-from fedda.flower.records import Progress, Records
+from fedda.flower import messages as wire
+from fedda.flower.aggregation import RECENT, Halted, NotFinite, Size, Summed, add_up, plain_sum
+from fedda.flower.messages import Refused
 from fedda.flower.settings import Method, Settings, method
-from fedda.flower.sums import RECENT, Halted, NotFinite, Size, Summed, add_up, plain_sum
+from fedda.flower.state import Progress, Records
+from fedda.flower.transport import Mail
 from fedda.flower.unmasking import secure_sum
-from fedda.flower.wire import Refused
-from fedda.simulate import Row
-from fedda.tree import PyTree
+from fedda.simulate import train as simulate
+from fedda.simulate.cohort import draw_cohort
+from fedda.simulate.train import Row
 
 log = logging.getLogger("fedda.flower")
 

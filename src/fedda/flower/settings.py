@@ -9,14 +9,14 @@ import jax
 from jax import random
 
 from fedda import algorithms, api
-from fedda.core import Algorithm, as_sent
-from fedda.data.shards import Shard, from_clients
+from fedda.core.algorithm import Algorithm, as_sent
+from fedda.core.task import Task
+from fedda.core.tree import PyTree
+from fedda.data.federation import Shard, from_clients
 from fedda.errors import InputError, check_whole_number
-from fedda.flower import wire
+from fedda.flower import messages
 from fedda.flower.secure import Secure
-from fedda.privacy import only_summed
-from fedda.task import Task
-from fedda.tree import PyTree
+from fedda.transforms.privacy import only_summed
 
 
 class Settings(NamedTuple):
@@ -70,7 +70,8 @@ class Method(NamedTuple):
         found |= {name: str(value) for name, value in self.hyper.items()}
         named = jax.tree_util.tree_leaves_with_path(settings.task.model.shapes())
         return found | {
-            f"parameter {wire.name_of(path)}": f"{leaf.dtype}{leaf.shape}" for path, leaf in named
+            f"parameter {messages.name_of(path)}": f"{leaf.dtype}{leaf.shape}"
+            for path, leaf in named
         }
 
 

@@ -18,13 +18,13 @@ from flwr.server.workflow.constant import Key as WorkflowKey
 from flwr.server.workflow.secure_aggregation.secaggplus_workflow import WorkflowState
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key, generate_key_pairs
 
-from fedda.core import Seen
-from fedda.flower import wire
+from fedda.core.algorithm import Seen
+from fedda.core.task import Plan
+from fedda.core.tree import PyTree
+from fedda.flower import messages as wire
+from fedda.flower.aggregation import Halted, Summed, wide
+from fedda.flower.messages import Refused
 from fedda.flower.secure import FLAGS, MODULUS, RANGES, Secure, fitres, protocol_part
-from fedda.flower.sums import Halted, Summed, wide
-from fedda.flower.wire import Refused
-from fedda.task import Plan
-from fedda.tree import PyTree
 
 LONGEST_SHARE = 4096  # bytes that an encrypted pair of shares may have
 

@@ -10,12 +10,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from fedda.config import Config, about
+from fedda.core.task import ExampleWise
 from fedda.data.datasets import root
-from fedda.data.feed import Block, Feed
-from fedda.data.shards import Shards
+from fedda.data.federation import Shards
+from fedda.data.streaming import Block, Feed
 from fedda.models import Model
-from fedda.task import ExampleWise
+from fedda.tasks.config import Config, about
 
 
 class Problem(NamedTuple):

@@ -2,11 +2,13 @@
 
 from jax import Array
 
-from fedda import inputs, losses, models
-from fedda.config import Config
+from fedda import models
+from fedda.core import losses
+from fedda.data import inputs
 from fedda.models import cnn, resnet18
 from fedda.tasks import Problem
 from fedda.tasks.common import chosen_model, federation
+from fedda.tasks.config import Config
 
 CROP = 24
 CLASSES = 100

@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedda.config import Config
-from fedda.data import feed, partition
+from fedda.data import partition, streaming
 from fedda.data.datasets import open_dataset
-from fedda.data.feed import XY, Columns, Feed
-from fedda.data.shards import Shards, from_partition
+from fedda.data.federation import Shards, from_partition
 from fedda.data.store import Split, Store
+from fedda.data.streaming import XY, Columns, Feed
 from fedda.errors import InputError, unknown
 from fedda.models import Model, with_precision
+from fedda.tasks.config import Config
 
 _LARGEST = 2**31  # rows, and parts of ragged rows, that the device can count
 
@@ -58,7 +58,7 @@ def federation(
     else:
         stored = split.num_clients if split.num_clients > 1 else paper_clients
         shards = _redrawn(how, split, config, config.clients or stored, columns)
-    return Federation(shards, feed.union(test, columns=columns), data, _labels(store))
+    return Federation(shards, streaming.union(test, columns=columns), data, _labels(store))
 
 
 def _labels(store: Store) -> list[str]:
@@ -88,7 +88,7 @@ def as_stored(
     fields = [split.fields[column] for column in set(columns)]
     largest = max(len(field.values) for field in fields)
     if sum(field.nbytes for field in fields) <= config.data_gb * 1e9 and largest < _LARGEST:
-        return feed.resident(split, most, columns)
+        return streaming.resident(split, most, columns)
     return Feed(split, most, columns)
 
 

@@ -3,13 +3,14 @@
 import jax.numpy as jnp
 from jax import Array
 
-from fedda import losses, models
-from fedda.config import Config
+from fedda import models
+from fedda.core import losses
 from fedda.data import digits, partition
-from fedda.data.shards import from_partition
+from fedda.data.federation import from_partition
 from fedda.models import cnn, linear, mlp
 from fedda.tasks import Problem
 from fedda.tasks.common import chosen_model
+from fedda.tasks.config import Config
 
 
 def build(config: Config) -> Problem:

@@ -4,11 +4,13 @@ import string
 
 from jax import Array
 
-from fedda import inputs, losses, models
-from fedda.config import Config
+from fedda import models
+from fedda.core import losses
+from fedda.data import inputs
 from fedda.models import cnn, linear, mlp
 from fedda.tasks import Problem
 from fedda.tasks.common import chosen_model, federation
+from fedda.tasks.config import Config
 
 LABELS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 

@@ -5,12 +5,14 @@ import math
 import jax.numpy as jnp
 from jax import Array
 
-from fedda import inputs, losses, models
-from fedda.config import Config
+from fedda import models
+from fedda.core import losses
+from fedda.data import inputs
 from fedda.errors import InputError
 from fedda.models import cnn, linear, mlp
 from fedda.tasks import Problem
 from fedda.tasks.common import chosen_model, federation
+from fedda.tasks.config import Config
 
 
 def prepare(x: Array) -> Array:

@@ -1,7 +1,7 @@
 """Stack Exchange: the tags of a post from its bag of words, each user of each site a client."""
 
-from fedda.config import Config
 from fedda.tasks import Problem
+from fedda.tasks.config import Config
 from fedda.tasks.stackoverflow import tag_prediction
 
 

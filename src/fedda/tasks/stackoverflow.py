@@ -5,14 +5,15 @@ Everything here serves the `stackexchange` task too.
 
 from functools import partial
 
-from fedda import inputs, losses, models
-from fedda.config import Config
-from fedda.data import feed
+from fedda import models
+from fedda.core import losses
+from fedda.data import inputs, streaming
 from fedda.data.datasets import open_dataset
 from fedda.errors import InputError
 from fedda.models import linear
 from fedda.tasks import Problem
 from fedda.tasks.common import as_stored, chosen_model, provenance
+from fedda.tasks.config import Config
 
 VALIDATION = 10_000  # examples, at every evaluation
 BLOCK = 8192  # examples that are evaluated at once at the end
@@ -44,12 +45,12 @@ def tag_prediction(name: str, validation: str, config: Config) -> Problem:
     return Problem(
         model=models.with_input(network, bag),
         shards=as_stored(name, store.splits["train"], config, options["cap"]),
-        test=feed.union(store.splits[validation], VALIDATION),
+        test=streaming.union(store.splits[validation], VALIDATION),
         loss=losses.tag_cross_entropy,
         metrics=(losses.recall_at_5,),
         higher_is_better=True,
         labels=store.text("tags.txt").splitlines()[:tags],
         reduction=options["reduction"],
-        final=None if whole else lambda: feed.blocks(store.splits["test"], BLOCK),
+        final=None if whole else lambda: streaming.blocks(store.splits["test"], BLOCK),
         data=provenance(name, store) | {"partition": "user", "validation": validation},
     )

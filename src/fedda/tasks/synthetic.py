@@ -1,13 +1,13 @@
 """FedProx's synthetic(alpha, beta), drawn by `partition_seed`."""
 
-from fedda import losses
-from fedda.config import Config
-from fedda.data.shards import from_clients
+from fedda.core import losses
+from fedda.data.federation import from_clients
 from fedda.data.synthetic import NUM_CLASSES, NUM_FEATURES, generate
 from fedda.errors import InputError
 from fedda.models import linear, mlp
 from fedda.tasks import Problem
 from fedda.tasks.common import chosen_model
+from fedda.tasks.config import Config
 
 
 def build(config: Config) -> Problem:

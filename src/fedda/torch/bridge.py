@@ -9,15 +9,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
-from torch import Tensor
 from torch.nn import Module, Parameter
 
-from fedda.data.shards import num_rows
+import torch
+from fedda.core.task import Plan, Task
+from fedda.core.tree import PyTree
+from fedda.data.federation import num_rows
 from fedda.errors import InputError
 from fedda.models import Model
-from fedda.task import Plan, Task
-from fedda.tree import PyTree
+from torch import Tensor
 
 DTYPES = {
     torch.bfloat16: jnp.bfloat16,

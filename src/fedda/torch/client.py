@@ -14,36 +14,36 @@ from typing import Any, Literal, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 from jax import random
-from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.utils.data import DataLoader
 
+import torch
 from fedda import algorithms
 from fedda.algorithms import fedda
+from fedda.core.local import Counter, weighted_by
+from fedda.core.tree import PyTree
 from fedda.errors import InputError, check_whole_number, unknown
-from fedda.flower import wire
+from fedda.flower import messages
 from fedda.flower.client import introduce, partition
-from fedda.local import Counter, weighted_by
 from fedda.torch.bridge import DTYPES, load, parameters, private_buffer, to_array, to_tensor
 from fedda.torch.decoupled_sgd import DecoupledSGD
-from fedda.tree import PyTree
+from torch import Tensor
 
 ALGORITHMS = ("fedavg", "fedda-adagrad", "fedda-adam", "fedda-sgdm")
 
 # ---------------------------------------------------------------------------------- one round
 
 
-def begin_round(content: RecordDict, module: Module, optimizer: DecoupledSGD) -> wire.Order:
+def begin_round(content: RecordDict, module: Module, optimizer: DecoupledSGD) -> messages.Order:
     """Gives the module and the optimiser what the server sent; returns what the server asks for.
 
     If the order is `full`, that is one step with the mean gradient of all examples.
     """
-    order = wire.Order.read(content)
+    order = messages.Order.read(content)
     settings = _settings(order)
     own = _federated(module, optimizer)
     like = {
@@ -52,11 +52,11 @@ def begin_round(content: RecordDict, module: Module, optimizer: DecoupledSGD) ->
     }
     sent, momentum = content.array_records["message"], {}
     if order.algorithm == "fedavg":
-        params = wire.unpack(sent, like)
+        params = messages.unpack(sent, like)
     elif _options(order).get("sends") == "model":
-        params, _ = wire.unpack(sent, fedda.Message(like))
+        params, _ = messages.unpack(sent, fedda.Message(like))
     else:
-        params, momentum = wire.unpack(sent, fedda.Message(like, like))
+        params, momentum = messages.unpack(sent, fedda.Message(like, like))
     load(module, params)
     for group in optimizer.param_groups:
         group.update(settings)
@@ -65,7 +65,7 @@ def begin_round(content: RecordDict, module: Module, optimizer: DecoupledSGD) ->
 
 
 def end_round(
-    order: wire.Order,
+    order: messages.Order,
     context: Context,
     module: Module,
     optimizer: DecoupledSGD,
@@ -93,7 +93,7 @@ def end_round(
     return RecordDict(
         {
             "fedda": order.reply(partition(context)),
-            "upload": wire.pack(weighted_by(weight, upload)),
+            "upload": messages.pack(weighted_by(weight, upload)),
             "seen": MetricRecord({"loss": float(loss), "examples": float(visited)}),
         }
     )
@@ -101,7 +101,7 @@ def end_round(
 
 @torch.no_grad()
 def _upload(
-    order: wire.Order,
+    order: messages.Order,
     optimizer: DecoupledSGD,
     own: Mapping[str, Parameter],
     settings: Mapping[str, float],
@@ -122,11 +122,11 @@ def _upload(
     )
 
 
-def _options(order: wire.Order) -> dict[str, Any]:
+def _options(order: messages.Order) -> dict[str, Any]:
     return dict(json.loads(order.options))
 
 
-def _settings(order: wire.Order) -> dict[str, float]:
+def _settings(order: messages.Order) -> dict[str, float]:
     """The optimiser's settings in the server's words; FedAvg is FedDA without its momentum."""
     if order.algorithm not in ALGORITHMS:
         raise InputError(
@@ -284,7 +284,7 @@ def _full_step(
 
 
 @contextmanager
-def _seeded(order: wire.Order, context: Context, module: Module) -> Iterator[None]:
+def _seeded(order: messages.Order, context: Context, module: Module) -> Iterator[None]:
     """Random numbers that belong to the round and the client; those of the process are kept."""
     high, low = random.key_data(random.fold_in(order.key(), partition(context))).tolist()
     gpus = {w.device.index for w in module.parameters() if w.is_cuda}

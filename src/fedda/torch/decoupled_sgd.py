@@ -9,10 +9,9 @@ from numbers import Real
 from typing import Any, get_args, overload
 
 import torch
-from torch import Tensor
-
-from fedda.core import Decay, NonNegative, Positive
+from fedda.core.algorithm import Decay, NonNegative, Positive
 from fedda.errors import InputError
+from torch import Tensor
 
 _DOMAINS = {
     name: get_args(kind)[1]

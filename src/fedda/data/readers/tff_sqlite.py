@@ -14,15 +14,7 @@ import numpy as np
 
 from fedda.data.readers.common import Arrays
 from fedda.data.readers.tf_example import Value, decode
-from fedda.data.readers.tff import (
-    ADVICE,
-    IMAGES,
-    Clients,
-    counts,
-    counts_layout,
-    features,
-    source,
-)
+from fedda.data.readers.tff import ADVICE, IMAGES, Clients, counts, counts_layout, features, source
 from fedda.data.store import Source
 from fedda.errors import InputError
 

@@ -1,0 +1,116 @@
+"""What the commands share to speak to a person, and options that several of them have.
+
+Results go to standard output; what a person reads meanwhile goes to standard error.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.measure import Measurement
+from rich.table import Table
+
+from fedda.errors import InputError, is_full
+from fedda.storage import interrupts
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[CONFIG.toml] [KEY=VALUE]...",
+        help="A configuration file, then single settings that override it.",
+        show_default=False,
+    ),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+def print_whole(listing: Table) -> None:
+    """Prints a table; where the terminal is too narrow, it wraps lines and shortens no number."""
+    needed = Measurement.get(out, out.options.update(width=1000), listing).maximum
+    Console(highlight=False, width=max(needed, out.width)).print(listing)
+
+
+def _terminate(number: int, _: object) -> None:
+    raise interrupts.Interrupted(number)
+
+
+@contextmanager
+def interruptible(hint: str) -> Iterator[None]:
+    """Turn Ctrl-C and SIGTERM into advice how to go on, and the exit code that shells expect."""
+    usual = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        with _advising(lambda: hint):
+            yield
+    finally:
+        if signal.getsignal(signal.SIGTERM) is _terminate:
+            signal.signal(signal.SIGTERM, usual)
+
+
+@contextmanager
+def training(hint: Callable[[], str], terminable: bool = True) -> Iterator[None]:
+    """As `interruptible`, for blocks that call compiled programs, where exceptions may be lost.
+
+    The block stops at the next `interrupts.check`. If that takes longer than a second, the process
+    ends, but not before a checkpoint is written to its end. In a block of `interrupts.held_back`,
+    it ends with the block, or with a second signal.
+
+    Args:
+        hint: How to go on, if the block ends now.
+        terminable: Whether to handle SIGTERM. If not, the system ends the process at once.
+    """
+
+    def end(number: int) -> None:
+        try:
+            err.show_cursor()
+            _say_stopped(number, hint())
+        finally:  # also if nobody reads the standard error any more
+            os._exit(128 + number)
+
+    def on_wait() -> None:
+        err.print("Stopping after the rounds under way. Press Ctrl-C again to stop at once.")
+
+    numbers = (signal.SIGINT, signal.SIGTERM) if terminable else (signal.SIGINT,)
+    with _advising(hint), interrupts.watched(numbers, on_wait, end):
+        yield
+
+
+@contextmanager
+def _advising(hint: Callable[[], str]) -> Iterator[None]:
+    """Say how to go on after a signal, or when the disk is full."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        number = getattr(stop, "number", signal.SIGINT)
+        for each in (signal.SIGINT, signal.SIGTERM):
+            # One more, while Python is shutting down, ends the process without a traceback.
+            signal.signal(each, signal.SIG_DFL)
+        _say_stopped(number, hint())
+        raise SystemExit(128 + number) from None
+    except OSError as error:
+        if not is_full(error):
+            raise
+        where = "" if error.filename is None else f" to {error.filename}"
+        raise InputError(
+            f"cannot write{where} ({error.strerror}). Free some space there. {hint()}"
+        ) from None
+
+
+def _say_stopped(number: int, hint: str) -> None:
+    word = "Terminated" if number == signal.SIGTERM else "Interrupted"
+    err.print(escape(f"{word}. {hint}"), soft_wrap=True)
+
+
+def new_directory(name: str) -> Path:
+    """Where results go if nobody says where."""
+    return Path("runs") / f"{time.strftime('%Y-%m-%dT%H-%M-%S')}-{name}"

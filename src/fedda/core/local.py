@@ -1,0 +1,96 @@
+"""What a client may do: local steps, a gradient of all its examples, and a weighted upload."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from fedda.core import tree
+from fedda.core.algorithm import Seen
+from fedda.core.task import Batch, Batches
+from fedda.core.tree import PyTree
+from fedda.data.federation import Shard
+
+Carry = TypeVar("Carry")
+
+# Steps that an accelerator's program writes out one after another, where their number is known: XLA
+# then reads and writes the clients' weights less often. More would take long to compile.
+UNROLLED = 4
+
+
+def steps(
+    step: Callable[[Carry, Batch], tuple[Carry, Seen]],
+    start: Carry,
+    batches: Batches,
+    perhaps_none: bool = False,
+) -> tuple[Carry, Seen]:
+    """Takes `step` on one batch after another and adds up what was seen.
+
+    Where clients take unequal numbers of steps, `vmap` turns the loop into one that runs as long as
+    the longest of them and freezes those that are done. The first step stands before the loop:
+    there all clients still have the server's model, so that `vmap` computes with one model instead
+    of a copy for each. Only if there is `perhaps_none` to take is it in the loop too.
+    """
+
+    def body(number: Array, loop: tuple[Carry, Seen]) -> tuple[Carry, Seen]:
+        carry, seen = loop
+        carry, more = step(carry, batches.at(number))
+        return carry, tree.add(seen, more)
+
+    if perhaps_none:
+        _, seen = jax.eval_shape(step, start, batches.at(jnp.int32(0)))
+        return lax.fori_loop(0, batches.steps, body, (start, tree.zeros_like(seen)))
+    known = isinstance(batches.steps, int) and jax.default_backend() != "cpu"
+    first = step(start, batches.at(jnp.int32(0)))
+    return lax.fori_loop(1, batches.steps, body, first, unroll=UNROLLED if known else None)
+
+
+class Weighted(NamedTuple):
+    """A sum and the weight that was summed with it, so that a lost client is simply absent."""
+
+    sum: PyTree
+    weight: PyTree  # a number
+
+
+class Counter(NamedTuple):
+    """A number in an upload that counts work, such as local steps, and holds no gradient.
+
+    Clipping and noise leave it alone: see `fedda.transforms.privacy` for what that reveals.
+    """
+
+    value: PyTree
+
+
+def is_counter(part: Any) -> bool:
+    """For walks through an upload that stop at its counters."""
+    return isinstance(part, Counter)
+
+
+def without_counters(upload: PyTree) -> PyTree:
+    """The upload with nothing in place of its counters."""
+    return jax.tree.map(lambda part: () if is_counter(part) else part, upload, is_leaf=is_counter)
+
+
+def is_weighted(part: Any) -> bool:
+    """For walks through an upload that stop at its weighted parts."""
+    return isinstance(part, Weighted)
+
+
+def weighted(shard: Shard, upload: PyTree) -> Weighted:
+    """The upload times the client's number of examples, with that number."""
+    return weighted_by(shard.count.astype(jnp.result_type(float)), upload)
+
+
+def weighted_by(weight: Array, upload: PyTree) -> Weighted:
+    """The upload times a weight, with that weight.
+
+    The product has the default precision at least: in bfloat16 a weight of 257 would become 256.
+    """
+    return Weighted(tree.scale(weight, tree.widen(upload)), weight)
+
+
+def mean(total: Weighted) -> PyTree:
+    """The weighted mean over the clients that took part."""
+    return tree.scale(1 / total.weight, total.sum)

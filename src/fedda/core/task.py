@@ -1,0 +1,254 @@
+"""A task: a model, a loss for each example, metrics, and how much local work a client does."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax, random
+
+from fedda.core import tree
+from fedda.core.algorithm import Seen
+from fedda.core.tree import PyTree
+from fedda.data.federation import Shard, num_rows, take_rows
+from fedda.models import Model
+
+# (outputs, y) -> one number an example. A metric may give two, [n] each: what is reported is then
+# the sum of the first over the sum of the second, as in a recall.
+ExampleWise = Callable[[Any, Any], Any]
+
+
+class Plan(NamedTuple):
+    """A client's work in one round: `amount` mini-batch steps or epochs, or one full-batch step."""
+
+    batch: int
+    amount: int = 1
+    unit: Literal["steps", "epochs", "full"] = "steps"
+
+    def full(self) -> "Plan":
+        """The plan of the rounds in which a client takes one step with all its examples."""
+        return Plan(self.batch, unit="full")
+
+
+class Batch(NamedTuple):
+    """The examples of one step, as row numbers; several rows of numbers are taken one by one.
+
+    The key belongs to the batch, so two gradients on one batch share their noise.
+    """
+
+    shard: Shard
+    rows: Array  # [parts, batch]
+    mask: Array  # [parts, batch]: which of them count
+    key: Array
+
+    @property
+    def examples(self) -> Array:
+        """The number of examples that count, as a floating-point number."""
+        return self.mask.sum(dtype=jnp.result_type(float))
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The batches of one client's round."""
+
+    steps: int | Array
+    shard: Shard
+    rows: Array  # [steps, parts, batch]
+    mask: Array
+    key: Array
+
+    def at(self, step: Array) -> Batch:
+        key = random.fold_in(self.key, step)
+        return Batch(self.shard, self.rows[step], self.mask[step], key)
+
+
+class Task(NamedTuple):
+    """What is learnt, and how: hashable, so that one compiled program serves equal tasks."""
+
+    model: Model
+    loss: ExampleWise
+    plan: Plan
+    metrics: tuple[ExampleWise, ...] = ()
+    reduction: Literal["mean", "sum"] = "mean"  # of the losses of a mini-batch
+    train_metrics: tuple[ExampleWise, ...] = ()  # what local steps tell besides the loss
+
+    def whole(self, shard: Shard, key: Array) -> Batch:
+        """All of a client's examples as one batch, taken in parts of a mini-batch's size.
+
+        Its noise is its own, also where `batches` is given the same key.
+        """
+        size = self.plan.batch
+        rows = jnp.arange(_round_up(shard.max_count, size), dtype=shard.count.dtype)
+        mask = rows < shard.count
+        rows = jnp.where(mask, rows, 0)  # masked slots read the client's own first example
+        noise_key = random.fold_in(key, 2)  # `batches` splits 0 and 1 off the same key
+        return Batch(shard, rows.reshape(-1, size), mask.reshape(-1, size), noise_key)
+
+    def batches(self, shard: Shard, key: Array) -> Batches:
+        """The client's batches: shuffled anew every epoch, cut after the epochs were joined.
+
+        Batches therefore straddle epochs. A number of epochs may end in a short batch; a number of
+        steps never does, as the stream of epochs goes on. Nothing here depends on the other
+        clients, so a client that is alone with its data draws the same batches.
+        """
+        order_key, noise_key = random.split(key)
+        size, amount, unit = self.plan
+        if unit == "full":
+            batch = self.whole(shard, noise_key)
+            return Batches(1, shard, batch.rows[None], batch.mask[None], noise_key)
+        epochs = unit == "epochs"
+        used = amount * (shard.count if epochs else size)
+        if epochs and amount == 1:
+            rows = shuffled(order_key, shard, size)
+        else:
+            rows = shuffled_epochs(
+                order_key, shard, amount * (shard.max_count if epochs else size), size
+            )
+        mask = jnp.arange(rows.size, dtype=rows.dtype) < used
+        rows = jnp.where(mask, rows, 0)  # masked slots read the client's own first example
+        rows, mask = (each.reshape(-1, 1, size) for each in (rows, mask))
+        steps: int | Array = amount
+        if epochs:
+            steps = -(-amount * (shard.max_count if shard.even else shard.count) // size)
+        return Batches(steps, shard, rows, mask, noise_key)
+
+    def gradient(self, params: PyTree, batch: Batch) -> tuple[PyTree, Seen]:
+        """The gradient that a step on the batch takes, in training mode, and what was seen.
+
+        Under the reduction `mean` it is the mean gradient of the batch's examples. Under `sum` it
+        is that mean times their number, but at most times the size of a mini-batch: a step with all
+        N examples of a client takes min(batch, N) times their mean. So it is as long as the
+        client's own mini-batch steps, and for N <= batch it is the step of an epoch. The model's
+        penalty is in the gradient, and not in the loss that is seen.
+        """
+        times = 1 if self.reduction == "mean" else jnp.minimum(batch.examples, self.plan.batch)
+        return self._gradient(params, batch, times)
+
+    def full_gradient(self, params: PyTree, shard: Shard, key: Array) -> PyTree:
+        """The gradient of all of a client's examples, in units that are the same for all clients.
+
+        Under the reduction `mean` it is their mean gradient. Under `sum` it is `batch` times the
+        mean, whatever the number of examples, so that a mean over clients weighted by their numbers
+        of examples is the gradient of the federation's loss, times `batch`. A step on a batch is
+        corrected by `batch_share` of it.
+        """
+        times = 1 if self.reduction == "mean" else self.plan.batch
+        gradient, _ = self._gradient(params, self.whole(shard, key), times)
+        return gradient
+
+    def batch_share(self, batch: Batch) -> Array:
+        """What `gradient` takes of this batch, as a part of a whole mini-batch's: 1 for means."""
+        if self.reduction == "mean":
+            return jnp.ones(())
+        return jnp.minimum(batch.examples, self.plan.batch) / self.plan.batch
+
+    def _gradient(self, params: PyTree, batch: Batch, times: Array | int) -> tuple[PyTree, Seen]:
+        transform = partial(jax.value_and_grad, has_aux=True)
+        (loss, metrics), gradient = self._sum_over_parts(transform, params, batch)
+        gradient = tree.scale(times / jnp.maximum(batch.examples, 1), gradient)
+        gradient = tree.as_types_of(params, gradient)
+        if self.model.penalty is not None:
+            gradient = tree.add(gradient, jax.grad(self.model.penalty)(params))
+        return gradient, Seen(loss, batch.examples, metrics)
+
+    def mean_loss(self, params: PyTree, batch: Batch) -> Array:
+        """The mean loss of the batch's examples in training mode, without the penalty."""
+        loss, _ = self._sum_over_parts(lambda function: function, params, batch)
+        return loss / jnp.maximum(batch.examples, 1)
+
+    def _sum_over_parts(self, transform: Callable[[Any], Any], params: PyTree, batch: Batch) -> Any:
+        """`transform`ed sums of loss and metrics over the examples that count."""
+
+        def sums(params: PyTree, rows: Array, mask: Array, key: Array) -> tuple[Array, Any]:
+            x, y = batch.shard.rows(rows)
+            outputs = self.outputs(params, x, key)
+            loss = _sum(self.loss(outputs, y), mask)
+            return loss, tuple(_sums(each, outputs, y, mask) for each in self.train_metrics)
+
+        def part(number: Array | int) -> Any:
+            key = random.fold_in(batch.key, number)
+            found = transform(sums)(params, batch.rows[number], batch.mask[number], key)
+            return tree.widen(found)
+
+        total = part(0)
+        parts, size = batch.rows.shape
+        if parts > 1:
+            # The parts of a small client after its last example would add nothing but time.
+            own = parts if batch.shard.even else -(-batch.shard.count // size)
+            total = lax.fori_loop(1, own, lambda i, total: tree.add(total, part(i)), total)
+        return total
+
+    def outputs(self, params: PyTree, x: Any, key: Array) -> Any:
+        """The model's outputs in training mode."""
+        if self.model.train is None:
+            return self.model.apply(params, x)
+        return self.model.train(params, x, key)
+
+    @property
+    def measures(self) -> dict[str, ExampleWise]:
+        """What an evaluation reports, by name."""
+        return {"loss": self.loss} | {metric.__name__: metric for metric in self.metrics}
+
+    def evaluate(self, params: PyTree, x: Any, y: Any, batch: int = 512) -> dict[str, Array]:
+        """Means over all examples of the loss and of every metric, in evaluation mode."""
+        sums = self.sums(params, x, y, num_rows(y), batch)
+        return {name: above / below for name, (above, below) in sums.items()}
+
+    def sums(
+        self, params: PyTree, x: Any, y: Any, examples: Array | int, batch: int = 512
+    ) -> dict[str, tuple[Array, Array]]:
+        """What `evaluate` divides, over the first `examples` rows: parts of a set can be added."""
+        batch = min(batch, num_rows(y))
+
+        def part(first: Array) -> dict[str, tuple[Array, Array]]:
+            rows = first + jnp.arange(batch)
+            inputs, labels = take_rows((x, y), rows % num_rows(y))
+            outputs, counts = self.model.apply(params, inputs), rows < examples
+            return {
+                name: _sums(measure, outputs, labels, counts)
+                for name, measure in self.measures.items()
+            }
+
+        return tree.sum_leading(lax.map(part, jnp.arange(0, num_rows(y), batch)))
+
+
+def _sum(values: Array, counts: Array) -> Array:
+    return jnp.sum(jnp.where(counts, values, 0), dtype=jnp.result_type(float))
+
+
+def _sums(measure: ExampleWise, outputs: Any, y: Any, counts: Array) -> tuple[Array, Array]:
+    """What a measure's mean over the examples that count is made of."""
+    values = measure(outputs, y)
+    above, below = values if isinstance(values, tuple) else (values, jnp.ones(counts.shape))
+    return _sum(above, counts), _sum(below, counts)
+
+
+def shuffled(key: Array, shard: Shard, multiple: int) -> Array:
+    """The first of the `shuffled_epochs`, three times as fast, and any numbers after it."""
+    slots = jnp.arange(_round_up(shard.max_count, multiple), dtype=shard.count.dtype)
+    bits = random.bits(key, slots.shape)
+    last = jnp.asarray(np.iinfo(bits.dtype).max, bits.dtype)  # and the sort is stable
+    _, order = lax.sort((jnp.where(slots < shard.count, bits, last), slots), num_keys=1)
+    return order
+
+
+def shuffled_epochs(key: Array, shard: Shard, length: int, multiple: int) -> Array:
+    """At least `length` row numbers of a client: epochs, each a fresh permutation of its examples.
+
+    Sorting random bits within each epoch permutes all epochs at once, whatever the client's size.
+    There are enough slots to complete the last epoch that is used, so that the permutations do not
+    depend on `max_count`.
+    """
+    length = _round_up(length, multiple)
+    slots = jnp.arange(length + shard.max_count, dtype=shard.count.dtype)
+    epoch = slots // jnp.maximum(shard.count, 1)
+    bits = random.bits(key, slots.shape)
+    _, _, order = lax.sort((epoch, bits, slots), num_keys=2)
+    return (order - epoch * shard.count)[:length]
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple

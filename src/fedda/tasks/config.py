@@ -1,0 +1,257 @@
+"""What a run is: one flat set of keys, from defaults, presets, a TOML file and `key=value`.
+
+A task's own file, `tasks/<task>.toml`, holds a description, what its runs are by default (`[run]`),
+the settings that only this task has (`[settings]`) and, where published experiments prepared the
+same data differently, one more table of settings for each such pipeline; the first is the default.
+`presets/<task>-<model>.toml` holds, for each algorithm, what was tuned or published: settings of
+its own, and of the run.
+"""
+
+import dataclasses
+import json
+import tomllib
+import unicodedata
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from fedda import algorithms
+from fedda.errors import LARGEST, InputError, is_finite, shown, unknown
+
+TASKS = Path(__file__).parent
+PRESETS = TASKS / "presets"
+LONGEST = 255  # characters of a text: no name of a file is longer
+
+
+@dataclass(frozen=True)
+class Config:
+    """All that a run is told: what to train, on what, how, and with how much memory."""
+
+    algorithm: str = "fedda-sgdm"
+    task: str = "digits"
+    model: str = "mlp"
+    precision: str = "tf32"  # of products; see `models.PRECISIONS`
+    partition: str = "dirichlet:0.3"
+    partition_seed: int = 0  # apart from `seed`, so that seeds share one federation
+    clients: int = 100  # 0: as many as the data has
+    cohort: int = 10
+    sampling: str = "uniform"
+    rounds: int = 200
+    batch: int = 10
+    local_work: int = 5
+    local_unit: str = "steps"
+    stabilise: float = 0.0  # full-batch rounds at the end: a share below 1, or a number
+    eval_every: int = 10
+    late_every: int = 0  # in the last 100 rounds, besides; 0: no more often
+    checkpoint_every: int = 5  # evaluations
+    seed: int = 0
+    chunk: int = 0  # clients worked on together; 0: as many as suits the device
+    devices: int = 0  # that a cohort is spread over; 0: as many as pay off
+    # On the device, for what clients keep, and for examples; what is more stays on the host.
+    memory_gb: float = 4.0
+    data_gb: float = 8.0
+    options: Mapping[str, Any] = field(default_factory=dict)  # settings of the task
+    chosen: Mapping[str, Any] = field(default_factory=dict)  # settings of the algorithm
+
+    def flat(self) -> dict[str, Any]:
+        """All keys and values on one level, as a file holds them."""
+        values = {name: getattr(self, name) for name in FIELDS}
+        return values | dict(self.options) | dict(self.chosen)
+
+
+FIELDS = {
+    each.name: each.type
+    for each in dataclasses.fields(Config)
+    if each.name not in ("options", "chosen")
+}
+
+KINDS: dict[Any, tuple[Any, str]] = {
+    bool: (bool, "true or false"),
+    str: (str, "text"),
+    int: (int, "a whole number"),
+    float: ((int, float), "a number"),
+}
+
+
+def resolve(values: Mapping[str, Any]) -> Config:
+    """A whole configuration: what is not given comes from the task, its presets, the defaults."""
+    given = {name: value for name, value in values.items() if name in FIELDS}
+    for name, value in given.items():
+        _check_kind(name, value, FIELDS[name])
+    task = given.get("task", Config.task)
+    for name, least in (
+        ("seed", 0),
+        ("partition_seed", 0),
+        ("checkpoint_every", 1),
+        ("chunk", 0),
+        ("clients", 0),
+        ("devices", 0),
+        ("data_gb", 0),
+    ):
+        if given.get(name, least) < least:
+            raise InputError(f"{name} must be at least {least}, got {given[name]}.")
+    base = Config(**about(task).get("run", {}) | given)
+    tuned = preset(base.task, base.model).get(base.algorithm, {})
+    of_run = {name: value for name, value in tuned.items() if name in FIELDS}
+    base = dataclasses.replace(base, **of_run | given)
+    own = {name: value for name, value in values.items() if name not in FIELDS}
+    options = _options(task, own)
+    own = {name: value for name, value in own.items() if name not in options}
+    known = algorithms.settings(base.algorithm, own)
+    for name in own:
+        if name not in known:
+            here = f"{base.algorithm} on {task} has no"
+            raise unknown_setting(name, here, (*FIELDS, *options, *known))
+    own = {name: value for name, value in tuned.items() if name in known} | own
+    _, hyper = algorithms.configure(base.algorithm, own)
+    choices = algorithms.options(base.algorithm)
+    chosen = {name: own.get(name, allowed[0]) for name, allowed in choices.items()}
+    return dataclasses.replace(base, options=options, chosen=chosen | hyper._asdict())
+
+
+def unknown_setting(name: str, here: str, known: Iterable[str]) -> InputError:
+    """The error for a setting that is not one of `known`, and who has it, if anybody has."""
+    own = {each: algorithms.settings(each, {}) for each in algorithms.names()}
+    owners = [each for each, names in own.items() if name in names]
+    owners += [task for task in tasks() if name in task_settings(task)]
+    if not owners:
+        return unknown("setting", name, known)
+    more = f" and {len(owners) - 4} more" if len(owners) > 4 else ""
+    return InputError(f"{here} setting {name!r}. It is a setting of {', '.join(owners[:4])}{more}.")
+
+
+@lru_cache
+def about(task: str) -> dict[str, Any]:
+    """What a task's file says."""
+    if task not in tasks():
+        raise unknown("task", task, tasks())
+    return tomllib.loads((TASKS / f"{task}.toml").read_text(encoding="utf-8"))
+
+
+def tasks() -> list[str]:
+    return sorted(path.stem for path in TASKS.glob("*.toml"))
+
+
+def task_settings(task: str) -> set[str]:
+    """The names of the settings that only this task has."""
+    return set(_options(task, {}))
+
+
+def _options(task: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The task's own settings, as given or as its pipeline has them."""
+    file = about(task)
+    pipelines = {
+        name: table
+        for name, table in file.items()
+        if name not in ("description", "run", "settings")
+    }
+    defaults = dict(file.get("settings", {}))
+    if pipelines:
+        pipeline = values.get("pipeline", next(iter(pipelines)))
+        _check_kind("pipeline", pipeline, str)
+        if pipeline not in pipelines:
+            raise unknown(f"pipeline of {task}", pipeline, pipelines)
+        defaults |= {"pipeline": pipeline} | pipelines[pipeline]
+    for name, default in defaults.items():
+        if name in values:
+            _check_kind(name, values[name], type(default))
+    return {name: values.get(name, default) for name, default in defaults.items()}
+
+
+def _check_kind(name: str, value: Any, kind: Any) -> None:
+    allowed, words = KINDS[kind]
+    if isinstance(value, bool) != (kind is bool) or not isinstance(value, allowed):
+        raise InputError(f"{name} must be {words}, got {shown(value)}.")
+    # What passes is written to config.toml, and a resumed run must read the same value there.
+    if kind is str and (len(value) > LONGEST or any(map(_is_control, value))):
+        raise InputError(
+            f"{name} must be text of at most {LONGEST} characters, without control characters, "
+            f"got {shown(value)}."
+        )
+    if kind is int and abs(value) > LARGEST:
+        raise InputError(
+            f"{name} must be a whole number of less than 2**31 in size, got {shown(value)}."
+        )
+    if kind is float and not is_finite(value):
+        raise InputError(f"{name} must be a finite number, got {shown(value)}.")
+
+
+def _is_control(character: str) -> bool:
+    """Whether TOML has to escape a character, or cannot hold it at all (half of a pair)."""
+    return unicodedata.category(character) in ("Cc", "Cs")
+
+
+@lru_cache
+def preset(task: str, model: str) -> dict[str, dict[str, Any]]:
+    """The settings of each algorithm on a task and model, where they were tuned or published."""
+    name = f"{task}-{model}.toml"
+    if name not in {path.name for path in PRESETS.glob("*.toml")}:  # `model` may be no file name
+        return {}
+    return tomllib.loads((PRESETS / name).read_text(encoding="utf-8"))
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The keys and values of a configuration file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        raise InputError(f"there is no configuration file {path}.") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not valid TOML: {error}.") from None
+
+
+def parse(settings: Iterable[str]) -> dict[str, Any]:
+    """The values of `key=value` words; a value is TOML, or else text."""
+    values: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not key:
+            raise InputError(f"a setting must look like key=value, got {shown(setting)}.")
+        try:
+            found = tomllib.loads(f"value = {text}")
+        except (ValueError, RecursionError):  # also thousands of digits, or of brackets
+            found = {}
+        # A text with a line break could hold further keys, which nobody gave.
+        values[key] = found["value"] if found.keys() == {"value"} else text
+    return values
+
+
+def from_words(words: list[str]) -> dict[str, Any]:
+    """The values of a command line: a file first, then single ones that override it."""
+    files = [word for word in words if "=" not in word]
+    if len(files) > 1 or (files and not files[0].endswith(".toml")):
+        known = {"task": tasks(), "algorithm": algorithms.names()}
+        meant = [f"{key}={word}" for word in files for key in known if word in known[key]]
+        hint = f" Did you mean {' '.join(meant)}?" if meant else ""
+        raise InputError(
+            "expected one CONFIG.toml at most and settings key=value, "
+            f"got {' '.join(files)!r}.{hint}"
+        )
+    values = read(Path(files[0])) if files else {}
+    return values | parse(word for word in words if "=" in word)
+
+
+def dump(config: Config) -> str:
+    """Return the configuration as TOML, in which numbers and text are written as in JSON.
+
+    Raises:
+        InputError: The text would not read back as the same configuration, so that a run with it
+            could not be resumed.
+    """
+    values = config.flat()
+    lines = [
+        f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in values.items()
+    ]
+    text = "".join(lines)
+    try:
+        same = tomllib.loads(text) == values
+    except ValueError:
+        same = False
+    if not same:
+        raise InputError(
+            "this configuration cannot be kept: config.toml would not read back as it is. Give "
+            "finite numbers, and text without control characters."
+        )
+    return text

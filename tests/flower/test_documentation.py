@@ -1,0 +1,114 @@
+"""What the page about deployments says, done: its script, and its commands by hand.
+
+Each of the slow tests has a federation of its own, so they may run beside those that share one.
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="the extra fedda[flower] is not installed")
+from test_deployment import COMMANDS, EXAMPLE, PAGE, federation, soon, summary
+
+pytestmark = pytest.mark.usefixtures("in_quick_processes")
+
+
+def alive(pid: int) -> bool:
+    state = Path(f"/proc/{pid}/stat")
+    return state.exists() and state.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+@pytest.mark.slow
+def test_a_federation_without_certificates(tmp_path: Path):
+    """One node on a network that is trusted; the smallest federation there is."""
+    out = tmp_path / "out"
+    with federation.Federation(tmp_path, nodes=1, tls=False) as plain:
+        config = {"algorithm": "fedavg", "rounds": 1, "nodes": 1, "cohort": 1, "out": str(out)}
+        printed = plain.run(config)
+        assert "http://" in plain.log("superlink")
+    assert "events: none" in printed
+    assert summary(out)["clients"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_script_stops_all_that_it_started(number: signal.Signals, tmp_path: Path):
+    with subprocess.Popen(
+        [sys.executable, EXAMPLE / "federation.py", "--nodes", "2"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        start_new_session=True,
+    ) as script:
+        try:
+            assert script.stdout is not None
+            assert "2 SuperNodes" in script.stdout.readline()
+            soon(lambda: len(federation.descendants(script.pid)) >= 6)  # with their executors
+            started = federation.descendants(script.pid)
+            script.send_signal(number)
+            assert script.wait(60) != 0
+        finally:
+            script.kill()
+    assert {pid: command for pid, command in started.items() if alive(pid)} == {}
+    assert list(tmp_path.iterdir()) == [], "keys and certificates are thrown away"
+
+
+@pytest.mark.slow
+def test_the_script_runs_as_the_page_says(tmp_path: Path):
+    (words,) = (words for words in COMMANDS if words[:2] == ["python", "federation.py"])
+    done = subprocess.run(
+        [sys.executable, *words[1:], "rounds=1", f"out={tmp_path / 'out'}"],
+        cwd=EXAMPLE,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "round 1: loss" in done.stdout
+    assert summary(tmp_path / "out")["rounds"] == 1
+
+
+@pytest.mark.slow
+def test_the_page_by_hand(tmp_path: Path):
+    """The commands of the page, in a copy of the app; only its ports and its folder differ."""
+    missing = [name for name in ("bash", "openssl", "ssh-keygen") if not shutil.which(name)]
+    if missing:
+        pytest.skip(f"the page uses {', '.join(missing)}")
+    page = PAGE.split("## By hand")[1].replace("/path/to/the/app", str(tmp_path / "app"))
+    for port in ("9443", "9100", "9101"):
+        page = page.replace(port, str(federation.free_port()))
+    (configuration,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    address = re.search(r'address = "(.*):(.*)"', configuration)
+    assert address is not None
+    listening = (
+        f"until (echo > /dev/tcp/{address[1]}/{address[2]}) 2> /dev/null; do sleep 0.2; done\n"
+    )
+    blocks = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
+    blocks.insert(2, listening)
+    shutil.copytree(EXAMPLE, tmp_path / "app")
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "config.toml").write_text(configuration)
+    done = subprocess.run(
+        ["bash", "-e", "-c", "trap 'kill $(jobs -p); wait' EXIT\n" + "".join(blocks)],
+        cwd=tmp_path / "app",
+        env=os.environ
+        | {
+            "PATH": f"{federation.COMMANDS}{os.pathsep}{os.environ['PATH']}",
+            "FLWR_HOME": str(tmp_path / "home"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "COLUMNS": "200",
+        },
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert "round 3: loss" in done.stdout, done.stdout + done.stderr
+    assert "finished:completed" in done.stdout

@@ -1,0 +1,151 @@
+"""Three small problems with very unequal clients, and what was drawn in a run on one of them.
+
+References learn from here which rows a client was given; all mathematics is theirs.
+"""
+
+from functools import lru_cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import random
+
+import fedda
+from fedda.core.losses import cross_entropy, squared_error
+from fedda.core.task import Plan, Task
+from fedda.data.federation import from_clients
+from fedda.simulate.cohort import draw_cohort
+
+SIZES = (13, 1, 0, 6, 9, 4, 2)  # many, one and no examples; two epochs of most end in a short batch
+BATCH = 4
+
+_rng = np.random.default_rng(2022)
+_features = [_rng.normal(0.3 * i - 1, 1, (size, 3)) for i, size in enumerate(SIZES)]
+
+# Softmax regression. Its parameters are one matrix W, whose last row is the biases.
+W0 = _rng.normal(0, 0.5, (4, 3))
+CLASSIFIED = [(x, _rng.integers(0, 3, len(x)).astype(np.int32)) for x in _features]
+softmax = fedda.Model(
+    lambda key: {"b": jnp.asarray(W0[-1]), "w": jnp.asarray(W0[:-1])},
+    lambda params, x: x @ params["w"] + params["b"][None],
+)
+
+
+def matrix(tree):
+    """A tree like the parameters of `softmax`, as one matrix."""
+    return np.vstack([tree["w"], tree["b"][None]])
+
+
+def log_softmax(W, x):
+    scores = np.column_stack([x, np.ones(len(x))]) @ W
+    return scores - np.log(np.exp(scores).sum(1, keepdims=True))
+
+
+def losses_of(W, x, y):
+    """-log softmax(scores)[label], one for each example."""
+    return -log_softmax(W, x)[np.arange(len(y)), y]
+
+
+def mean_gradient(W, x, y):
+    """d/dW of the mean of the losses: inputs times (probabilities - labels as unit vectors)."""
+    errors = np.exp(log_softmax(W, x)) - np.eye(3)[y]
+    return np.column_stack([x, np.ones(len(x))]).T @ errors / len(x)
+
+
+# Regression by a network with one hidden layer of tanh: nothing about it is linear.
+FITTED = [(x, np.stack([np.sin(x.sum(1)), x[:, 0] * x[:, 1]], 1)) for x in _features]
+_shapes = {"A": (3, 4), "B": (4, 2), "a": (4,), "b": (2,)}
+_layers = {name: _rng.normal(0, 0.7, shape) for name, shape in _shapes.items()}
+network = fedda.Model(
+    lambda key: jax.tree.map(jnp.asarray, _layers),
+    lambda p, x: jnp.tanh(x @ p["A"] + p["a"][None]) @ p["B"] + p["b"][None],
+)
+
+
+def centralised(optimiser, rounds):
+    """The parameters of `network` on all clients' data in one place, after every step."""
+    x, y = (jnp.asarray(np.concatenate(part)) for part in zip(*FITTED, strict=True))
+
+    def loss(params):
+        return jnp.mean(squared_error(network.apply(params, x), y))
+
+    @jax.jit
+    def step(params, state):
+        updates, state = optimiser.update(jax.grad(loss)(params), state, params)
+        return optax.apply_updates(params, updates), state
+
+    with jax.numpy_dtype_promotion("standard"):  # Optax mixes integers and floats
+        params = network.init(jax.random.key(0))
+        state = optimiser.init(params)
+        found = [params]
+        for _ in range(rounds):
+            params, state = step(params, state)
+            found.append(params)
+    return found
+
+
+def optax_adagrad(rate, eps):
+    """The step -rate g / (sqrt(V) + eps), with the V of Optax, whose own eps is inside the root.
+
+    Without any eps Optax gives g / sqrt(V); divided by 1 + eps / sqrt(V), that is the above.
+    """
+    plain = optax.scale_by_rss(initial_accumulator_value=0.0, eps=0.0)
+
+    def update(gradient, state, params=None):
+        step, state = plain.update(gradient, state)
+        damped = jax.tree.map(lambda u, v: -rate * u / (1 + eps / jnp.sqrt(v)), step, state[0])
+        return damped, state
+
+    return optax.GradientTransformation(plain.init, update)
+
+
+# A loss that is linear in the parameters: where every x is SLOPE, so is every gradient.
+SLOPE = np.array([0.5, -2.0, 0.03])
+slope = fedda.Model(lambda key: jnp.zeros(3), lambda w, x: x @ w)
+
+
+def height(outputs, y):
+    return outputs
+
+
+def drawn(*, seed, rounds, cohort, local_work, local_unit, stabilise=0, reduction="mean"):
+    """For every round, for every client of its cohort: N_i and its batches `(x, y, factor)`.
+
+    The gradient of a batch is `factor` times that of its mean loss: 1 or, under the reduction
+    `sum`, its number of examples, but at most B, for a full batch too (A.5).
+    """
+    plan = Plan(BATCH, local_work, local_unit)
+    result = []
+    for r in range(rounds):
+        visits = []
+        for i in draw_cohort(seed, r, len(SIZES), cohort).tolist():
+            x, y = CLASSIFIED[i]
+            if len(x) == 0:
+                batches = []
+            elif r >= rounds - stabilise:
+                batches = [(x, y, min(BATCH, len(x)) if reduction == "sum" else 1)]
+            else:
+                rows = _drawn_rows(plan, seed, r, i)
+                batches = [(x[k], y[k], len(k) if reduction == "sum" else 1) for k in rows]
+            visits.append((len(x), batches))
+        result.append(visits)
+    return result
+
+
+@lru_cache
+def _drawn_rows(plan, seed, r, i):
+    """The row numbers of each batch of a client."""
+    if SIZES[i] == 0:
+        return []
+    steps, rows, mask = jax.device_get(_batches(plan, from_clients(CLASSIFIED), seed, r, i))
+    return [rows[t, 0][mask[t, 0]] for t in range(steps)]
+
+
+@partial(jax.jit, static_argnames=("plan", "seed"))
+def _batches(plan, shards, seed, r, i):
+    key = random.key(seed)
+    for number in (1, r, 0, i):  # 1 is training (0: initial parameters); round, phase, client
+        key = random.fold_in(key, number)
+    batches = Task(softmax, cross_entropy, plan).batches(shards.shard(i), key)
+    return batches.steps, batches.rows, batches.mask
