@@ -22,6 +22,8 @@ from jax._src import compiler
 
 from fedda.simulate import train
 
+pytest_plugins = ["helpers.browser", "helpers.downloads"]  # fixtures
+
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 

@@ -16,13 +16,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from test_datasets import tar_bz2
-from test_download import server  # noqa: F401 - a fixture
 
 from fedda import algorithms
 from fedda.cli import main
 from fedda.data.catalogue import DATASETS
 from fedda.tasks import config
+from helpers.archives import tar_bz2
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -140,7 +139,7 @@ def test_readme_commands_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert ran >= 5
 
 
-def test_readme_data_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server):  # noqa: F811
+def test_readme_data_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server):
     """Every line of the section about data, on small files in the official layouts."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDDA_DATA", str(tmp_path / "data"))

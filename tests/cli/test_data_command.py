@@ -16,12 +16,12 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from test_datasets import tar_bz2
-from test_download import CONTENT, Server, server  # noqa: F401 - a fixture
 
 from fedda.data import catalogue, datasets, sandbox
 from fedda.data.catalogue import Download
 from fedda.errors import InputError
+from helpers.archives import tar_bz2
+from helpers.downloads import CONTENT, Server
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def digits_file(path: Path, clients: int) -> bytes:
 
 
 @pytest.fixture
-def remote(server: Server, tmp_path: Path, monkeypatch) -> Server:  # noqa: F811
+def remote(server: Server, tmp_path: Path, monkeypatch) -> Server:
     """Serves the digits of three writers instead of 3,383."""
     files = {
         f"fed_emnist_digitsonly_{split}.h5": digits_file(tmp_path / "h5", 3)
@@ -59,7 +59,7 @@ def remote(server: Server, tmp_path: Path, monkeypatch) -> Server:  # noqa: F811
     return server
 
 
-def mirror(server: Server) -> str:  # noqa: F811
+def mirror(server: Server) -> str:
     return server.url.removesuffix("/file.bin")
 
 
@@ -324,7 +324,7 @@ def on_a_terminal(words: list[str], tmp_path: Path, until: bytes) -> tuple[int, 
     return process.wait(60), text
 
 
-def test_on_a_terminal_there_is_a_bar_and_ctrl_c_can_be_followed_up(fedda, server, tmp_path, root):  # noqa: F811
+def test_on_a_terminal_there_is_a_bar_and_ctrl_c_can_be_followed_up(fedda, server, tmp_path, root):
     """The server does not have the real file, so that in the end the checksum is wrong."""
     words = ["fetch", "emnist", "--mirror", mirror(server)]
     server.slow = 0.3  # 9 s in all

@@ -1,25 +1,23 @@
 """Data sets by name: imported from any layout, and never read when their files have changed."""
 
 import bz2
-import hashlib
-import io
 import json
 import logging
 import os
 import shlex
-import tarfile
 import types
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from test_download import Server, server  # noqa: F401 - a fixture
 
 from fedda.data import catalogue, datasets, layouts, sandbox, store
 from fedda.data.catalogue import Dataset, Download
 from fedda.data.store import Source
 from fedda.errors import InputError
+from helpers.archives import tar_bz2
+from helpers.downloads import Server
 
 
 def fake_reader(suffix: str, read: Callable[..., Source] | None = None) -> types.ModuleType:
@@ -72,16 +70,6 @@ def folder_of(path: Path, **files: str) -> Path:
     for name, text in files.items():
         (path / name.replace("_", ".")).write_text(text)
     return path
-
-
-def tar_bz2(path: Path, files: dict[str, bytes]) -> str:
-    """Writes an archive and gives its checksum."""
-    with tarfile.open(path, "w:bz2") as archive:
-        for name, data in files.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    return "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def content(opened: store.Store) -> dict[str, int]:
@@ -431,7 +419,7 @@ def test_what_replaces_a_store(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def remote(server: Server, tmp_path: Path, known) -> Server:  # noqa: F811
+def remote(server: Server, tmp_path: Path, known) -> Server:
     """A data set that lies on a server as one archive."""
     archive = tmp_path / "file.bin"
     checksum = tar_bz2(archive, {"a.one": b"1", "b.one": b"22"})

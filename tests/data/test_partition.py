@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_portrait import label_histogram
 
 from fedda.data import partition
 from fedda.data.readers import cifar_python
+from helpers.labels import label_histogram
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 60))
 COARSE = LABELS // 4

@@ -11,39 +11,13 @@ import fedda
 from fedda import algorithms
 from fedda.core.losses import squared_error
 from fedda.core.task import Plan, Task
-from fedda.data import store, streaming
+from fedda.data import streaming
 from fedda.data.federation import Ragged
-from fedda.data.store import Rows, Source
+from fedda.data.store import Rows
 from fedda.data.streaming import Feed
 from fedda.errors import InputError
-from fedda.models import Model
 from fedda.simulate import train as simulate
-
-COUNTS = [3, 0, 7, 1, 12, 5, 2, 9]
-
-
-def written(path, ragged, counts=COUNTS):
-    rng = np.random.default_rng(0)
-    clients = []
-    for number, count in enumerate(counts):
-        x = rng.integers(0, 9, (count, 4)).astype(np.uint8)
-        if ragged:
-            length = rng.integers(0, 6, count)
-            x = Rows(rng.integers(0, 9, length.sum()).astype(np.uint16), length)
-        clients.append((f"c{number}", {"x": x, "y": rng.random(count).astype(np.float32)}))
-    rng.shuffle(clients)  # on disk they lie in any order
-    return store.write(path, Source({"train": clients}), {}).splits["train"]
-
-
-def bag(x):
-    """Counts of the numbers 0..8 in a row, padded or not."""
-    return jax.nn.one_hot(x, 9).sum(1)
-
-
-MODEL = Model(
-    lambda key: {"w": jax.random.normal(key, (9,))},
-    lambda params, x: bag(x) @ params["w"] / 10,
-)
+from helpers.stored import COUNTS, MODEL, written
 
 
 def rows(column, count):

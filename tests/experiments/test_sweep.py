@@ -18,8 +18,6 @@ import numpy as np
 import pytest
 from jax import random
 from scipy import stats
-from test_streaming import MODEL as FED_MODEL
-from test_streaming import written
 
 import fedda
 from fedda import api, tasks
@@ -31,6 +29,8 @@ from fedda.experiments import sweep
 from fedda.simulate import grid as together
 from fedda.simulate import train as simulate
 from fedda.tasks import config
+from helpers.stored import MODEL as FED_MODEL
+from helpers.stored import written
 
 RNG = np.random.default_rng(0)
 CLIENTS = [(RNG.normal(size=(count, 3)), RNG.normal(size=(count, 2))) for count in (4, 7, 2, 5, 6)]

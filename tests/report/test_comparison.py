@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 from fedda.report import comparison, statistics
+from helpers.browser import outside_scripts
 
 
 def write_run(
@@ -62,10 +63,6 @@ def write_run(
 def cells(rows):
     header, *lines = comparison.text_table(rows)
     return [dict(zip(header, line, strict=True)) for line in lines]
-
-
-def outside_scripts(page):
-    return re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
 
 
 def test_read_runs_finds_runs_at_any_depth_once_and_in_order(tmp_path):

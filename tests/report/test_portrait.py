@@ -13,11 +13,7 @@ from fedda.data.federation import Ragged, from_clients
 from fedda.data.statistics import describe
 from fedda.errors import InputError
 from fedda.report import portrait
-
-
-def label_histogram(labels, parts, num_classes):
-    """How many examples of each class each client holds, counted one client at a time."""
-    return np.stack([np.bincount(labels[rows], minlength=num_classes) for rows in parts])
+from helpers.labels import label_histogram
 
 
 @pytest.mark.parametrize("classes", [4, 3])

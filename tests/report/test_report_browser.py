@@ -1,8 +1,6 @@
 """Opens the page as a reader would: in Chromium, from a file, without a network."""
 
 import json
-import os
-import shutil
 from io import BytesIO
 
 import numpy as np
@@ -10,19 +8,9 @@ import pytest
 from matplotlib.image import imread
 
 from fedda.report import comparison
+from helpers.browser import line_paths, resize
 
 ALGORITHMS = ("<b><script>document.title = 'run'</script></b>", "fedadam", "fedavg", "fedda-adam")
-FLAGS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--window-size=1280,900",
-)
 
 
 @pytest.fixture(scope="module")
@@ -56,52 +44,9 @@ def page(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def chromium(tmp_path_factory):
-    programs = {name: shutil.which(name) for name in ("chromium", "chromedriver")}
-    if missing := [name for name, path in programs.items() if path is None]:
-        reason = f"{' and '.join(missing)} not found on PATH (Debian: chromium, chromium-driver)"
-        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = programs["chromium"]
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(flag)
-    driver = webdriver.Chrome(options=options, service=Service(programs["chromedriver"]))
-    try:
-        yield driver
-    finally:
-        driver.quit()
-
-
-@pytest.fixture(scope="module")
 def browser(chromium, page):
     chromium.get(page.as_uri())
     return chromium
-
-
-def resize(browser, width):
-    # A desktop window cannot be as narrow as a phone; an emulated screen can.
-    browser.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride",
-        {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500},
-    )
-    browser.refresh()
-    assert browser.execute_script("return innerWidth") == width
-
-
-def line_paths(browser, plot):
-    """The `d` of every line that is drawn in the axes, and the width of what it draws."""
-    return browser.execute_script(
-        """
-        return [...document.querySelectorAll(`#${arguments[0]} .cartesianlayer path.js-line`)]
-          .filter(path => parseFloat(getComputedStyle(path).strokeWidth) > 0)
-          .map(path => [path.getAttribute('d'), path.getBoundingClientRect().width]);
-        """,
-        plot,
-    )
 
 
 @pytest.mark.parametrize("width", [1280, 390])

@@ -6,8 +6,6 @@ import re
 
 import numpy as np
 import pytest
-from test_comparison import outside_scripts
-from test_report_browser import chromium, line_paths, resize  # noqa: F401 - a fixture
 
 from fedda.errors import InputError
 from fedda.report import html as page
@@ -24,6 +22,7 @@ from fedda_reproduction.paper import (
     verdicts,
     web,
 )
+from helpers.browser import line_paths, outside_scripts, resize
 
 WORDS = "396 writers <b>&</b> <script>document.title = 'run'</script>"
 LOSSES = (20.0, 1.0, 0.5)
@@ -532,7 +531,7 @@ def test_what_is_missing_or_not_finite_has_no_colour():
 
 
 @pytest.fixture(scope="module")
-def browser(chromium, written):  # noqa: F811 - the fixture
+def browser(chromium, written):
     chromium.get(written[0].as_uri())
     return chromium
 

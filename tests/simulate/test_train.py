@@ -6,7 +6,6 @@ import pickle
 import re
 import subprocess
 import sys
-import weakref
 from functools import lru_cache
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from fedda.data.federation import from_clients
 from fedda.errors import InputError
 from fedda.simulate import train
 from fedda.simulate.cohort import Layout, arrange, draw_cohort
+from helpers.new_models import train_new_models
 
 RNG = np.random.default_rng(0)
 CLIENTS = [(RNG.normal(size=(count, 3)), RNG.normal(size=(count, 2))) for count in (4, 7, 2, 5, 6)]
@@ -349,14 +349,6 @@ def test_two_devices_change_only_rounding_and_compile_once(compilations):
 # ------------------------------------------------------------------- many models in one process
 
 
-def train_new_models(calls):
-    """Yields after each call of `fedda.run`, every time with a new model."""
-    for number in range(calls):
-        model = fedda.Model(lambda key: MODEL.init(key), lambda params, x: MODEL.apply(params, x))
-        fedda.run("fedavg", model, CLIENTS, squared_error, **SETTINGS | {"stabilise": 0})
-        yield number, weakref.ref(model.apply)
-
-
 def test_programs_of_models_that_are_no_longer_used_are_freed(monkeypatch):
     for kind in ("begin", "segment", "evaluate"):
         program = getattr(train, kind).__wrapped__
@@ -374,7 +366,7 @@ MANY_MODELS = """
 import sys
 sys.path.insert(0, "tests")
 from pathlib import Path
-from test_train import train_new_models
+from helpers.new_models import train_new_models
 
 most = 0
 for number, _ in train_new_models(150):
