@@ -7,7 +7,7 @@ INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 # What pip says is shown if it fails.
 quietly = $(1) >$(VENV)/pip.log 2>&1 || { cat $(VENV)/pip.log >&2; exit 1; }
 
-.PHONY: demo test test-slow test-floor test-newest test-peers torch lint format lock clean
+.PHONY: demo test test-slow test-floor test-peers dist torch lint format lock clean
 
 demo: $(VENV)/ready  ## Five algorithms on 100 clients with handwritten digits, a table and a report
 	$(BIN)/fedda compare $(DEMO)
@@ -29,19 +29,27 @@ test-peers:  ## Equality with FedJAX and Flower, in an environment of its own
 	$(MAKE) VENV=.venv-peers LOCK=tests/peers/requirements.txt EXTRAS=flower .venv-peers/ready
 	FEDDA_PEERS=1 .venv-peers/bin/pytest -n auto -W default tests/peers
 
-test-newest:  ## A run with the newest releases, as pip install . gives them, in an environment of its own
-	$(PYTHON) -m venv --clear .venv-newest
-	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --no-compile .
-	.venv-newest/bin/python -m pip check --disable-pip-version-check
-	.venv-newest/bin/fedda run rounds=2 --out .venv-newest/run
+# The newest releases of what it needs, as a user's pip chooses them: a run, a comparison that names
+# the extra it lacks, and a comparison with its report.
+dist: $(VENV)/ready  ## Build wheel and sdist, and try the wheel in an environment of its own
+	rm -rf dist
+	$(BIN)/hatchling build -d dist
+	$(PYTHON) -m venv --clear .venv-dist
+	$(TRY) -m pip install --quiet --disable-pip-version-check --no-compile dist/fedda-*.whl
+	$(TRY) -m pip check --disable-pip-version-check
+	$(TRY) tools/try_installed.py
+	$(TRY) -m pip install --quiet --disable-pip-version-check --no-compile "$$(echo dist/fedda-*.whl)[report]"
+	$(TRY) tools/try_installed.py report
+TRY = .venv-dist/bin/python
 
 torch: $(VENV)/ready  ## An oracle of the tests that is too large for the lock; without it they skip
 	$(call quietly,$(INSTALL) torch==2.13.0)
 
-lint: torch  ## Types of the PyTorch client, too
+lint: torch  ## Format, style, types (of the PyTorch client, too) and layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
 format: $(VENV)/ready
 	$(BIN)/ruff format .
@@ -76,4 +84,4 @@ RESOLVE = pyproject.toml --extra dev --extra report --extra flower --extra priva
     --no-header --quiet --upgrade
 
 clean:
-	rm -rf .venv .venv-floor .venv-lock .venv-newest .venv-peers build dist
+	rm -rf .venv .venv-floor .venv-lock .venv-dist .venv-peers build dist
