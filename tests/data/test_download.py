@@ -239,7 +239,7 @@ def test_a_mirror_keeps_the_name():
 def test_a_killed_download_goes_on(server, tmp_path):
     server.slow = 0.2  # 6 s in all
     command = (
-        "import sys; from pathlib import Path; from fedda.data import fetch; "
+        "import sys; from pathlib import Path; from fedda.data import download as fetch; "
         "fetch.download(sys.argv[1], Path(sys.argv[2]), sys.argv[3])"
     )
     process = subprocess.Popen(

@@ -279,9 +279,9 @@ def test_counts_are_noted_and_a_copy_is_left_out(tmp_path):
 def test_errors_name_what_was_got_and_how_to_fix_it(tmp_path):
     with pytest.raises(ValueError, match=r"holds no metrics\.jsonl .* expected a run directory"):
         comparison.read_runs([tmp_path])
-    (tmp_path / "reproduction" / "results" / "cells").mkdir(parents=True)
+    (tmp_path / "results" / "cells").mkdir(parents=True)
     with pytest.raises(ValueError, match=f"--results {tmp_path / 'results'} --report DIR writes"):
-        comparison.read_runs([tmp_path / "reproduction" / "results"])
+        comparison.read_runs([tmp_path / "results"])
     with pytest.raises(ValueError, match="nowhere"):
         comparison.read_runs([tmp_path / "nowhere"])
     directory = write_run(tmp_path / "a")
