@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedda import algorithms
-from fedda.cli import main
+from fedda.cli.compare import COMPARED
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +37,7 @@ def test_the_demo_takes_less_than_a_minute_and_every_method_learns(tmp_path: Pat
     start = time.monotonic()
     printed = compare(tmp_path / "demo")
     assert time.monotonic() - start < 60
-    assert [run["algorithm"] for run in printed["runs"]] == list(main.COMPARED)
+    assert [run["algorithm"] for run in printed["runs"]] == list(COMPARED)
     assert all(run["final"]["accuracy"] > 0.9 for run in printed["runs"])
 
 

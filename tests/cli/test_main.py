@@ -19,6 +19,7 @@ import pytest
 import fedda as package
 from fedda import algorithms
 from fedda.cli import main as cli
+from fedda.cli.compare import COMPARED
 from fedda.experiments import run as experiment
 from fedda.tasks import config
 
@@ -28,7 +29,7 @@ QUICK = ["model=linear", "clients=12", "cohort=3", "rounds=4", "eval_every=2"]
 def test_compare_prints_a_table_and_writes_a_report(fedda, tmp_path: Path):
     code, out, err = fedda("compare", *QUICK, "--seeds", "2", "--out", "cmp")
     assert code == 0
-    for name in cli.COMPARED:
+    for name in COMPARED:
         assert re.search(rf"^ *{name} ", out, re.MULTILINE), "full names at 80 columns"
         assert f"{name}, seed 1: round 4/4 train_loss " in err
     assert "…" not in out
@@ -38,7 +39,7 @@ def test_compare_prints_a_table_and_writes_a_report(fedda, tmp_path: Path):
         assert (tmp_path / "cmp" / name).stat().st_size > 500
     first_rows = {
         (tmp_path / "cmp" / f"{name}-seed0" / "metrics.jsonl").read_text().splitlines()[0]
-        for name in cli.COMPARED
+        for name in COMPARED
     }
     assert len(first_rows) == 1, "all start from the same model"
 

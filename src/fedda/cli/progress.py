@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.markup import escape
@@ -11,9 +11,7 @@ from rich.table import Column
 
 from fedda.cli.terminal import err
 from fedda.experiments import run as experiment
-
-Tell = Callable[[experiment.Progress], None]
-Track = Callable[[str], Tell]
+from fedda.experiments.compare import Tell, Track
 
 
 @contextmanager

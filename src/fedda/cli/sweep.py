@@ -15,12 +15,13 @@ from rich.progress import Progress as Bars
 from rich.table import Column, Table
 
 from fedda.cli.terminal import Json, Quiet, Settings, err, new_directory, out, print_whole, training
-from fedda.errors import InputError
+from fedda.errors import InputError, writing
 from fedda.experiments import halving, sweep
 from fedda.report import heatmap
 from fedda.tasks import config
 
 
+@writing("--out")
 def sweep_command(
     settings: Settings = None,
     grid: Annotated[

@@ -41,6 +41,11 @@ def print_whole(listing: Table) -> None:
     Console(highlight=False, width=max(needed, out.width)).print(listing)
 
 
+def print_error(message: str) -> None:
+    """Prints why the command fails."""
+    err.print(f"[bold red]fedda:[/] {escape(message)}", soft_wrap=True)
+
+
 def _terminate(number: int, _: object) -> None:
     raise interrupts.Interrupted(number)
 

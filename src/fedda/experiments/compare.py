@@ -4,12 +4,11 @@ The folder of a comparison holds a folder for each run, `<algorithm>-seed<seed>`
 `comparison.toml` with the whole configuration of every one, also of those that are still to come.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedda import algorithms
-from fedda.cli.progress import Track
 from fedda.errors import InputError
 from fedda.experiments import run as experiment
 from fedda.storage.files import write_whole
@@ -17,6 +16,8 @@ from fedda.tasks import config
 from fedda.tasks.config import Config
 
 Plans = dict[str, Config]  # by the names of their folders
+Tell = Callable[[experiment.Progress], None]  # called at every evaluation of a run
+Track = Callable[[str], Tell]  # called with the label of each run
 
 
 def plans(own: Mapping[str, Mapping[str, Any]], first_seed: int, seeds: int) -> Plans:
