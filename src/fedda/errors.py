@@ -2,6 +2,7 @@
 
 import difflib
 import errno
+import importlib
 import math
 import os
 import reprlib
@@ -13,6 +14,10 @@ from typing import Any
 
 class InputError(ValueError):
     """The input is wrong, not the program: the command prints the message without a traceback."""
+
+
+class MissingExtraError(InputError, ImportError):
+    """An optional package is not installed: the message says how to install it."""
 
 
 LARGEST = 2**31 - 1  # what a 32-bit integer of a compiled program can hold
@@ -53,6 +58,26 @@ def check_whole_number(name: str, value: Any, least: int) -> None:
         raise InputError(f"{name} must be a whole number of at least {least}, got {shown(value)}.")
     if int(value) > LARGEST:
         raise InputError(f"{name} must be below 2**31, got {shown(value)}.")
+
+
+def import_extra(module: str, extra: str, action: str) -> Any:
+    """Import a module of an optional package.
+
+    Args:
+        module: The module.
+        extra: The extra of `fedda` that installs its package.
+        action: What cannot be done without it, such as "draw figures".
+
+    Raises:
+        MissingExtraError: The package is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise MissingExtraError(
+            f"cannot {action}: {package} is not installed. Install it: pip install 'fedda[{extra}]'"
+        ) from error
 
 
 def is_full(error: OSError) -> bool:

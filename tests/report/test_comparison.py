@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedda.report import comparison, statistics
+from fedda.errors import MissingExtraError
+from fedda.report import comparison, tables
+from fedda.report.runs import read_runs
+from fedda.report.statistics import interval, table
 from helpers.browser import outside_scripts
 
 
@@ -61,7 +64,7 @@ def write_run(
 
 
 def cells(rows):
-    header, *lines = comparison.text_table(rows)
+    header, *lines = tables.text_table(rows)
     return [dict(zip(header, line, strict=True)) for line in lines]
 
 
@@ -69,18 +72,18 @@ def test_read_runs_finds_runs_at_any_depth_once_and_in_order(tmp_path):
     write_run(tmp_path / "x" / "deep" / "a", "fedavg", seed=1)
     write_run(tmp_path / "x" / "b", "fedavg", seed=0)
     write_run(tmp_path / "c", "fedadam", seed=7)
-    runs = comparison.read_runs([tmp_path, tmp_path / "c"])
+    runs = read_runs([tmp_path, tmp_path / "c"])
     assert [(run.algorithm, run.seed) for run in runs] == [
         ("fedadam", 7),
         ("fedavg", 0),
         ("fedavg", 1),
     ]
-    assert [run.path for run in comparison.read_runs([str(tmp_path / "c")])] == [tmp_path / "c"]
+    assert [run.path for run in read_runs([str(tmp_path / "c")])] == [tmp_path / "c"]
 
 
 def test_one_run_is_its_own_numbers(tmp_path):
     write_run(tmp_path / "a", last_row={"nonfinite_clients": 4, "skipped_rounds": 1})
-    (row,) = comparison.table(comparison.read_runs([tmp_path]))
+    (row,) = table(read_runs([tmp_path]))
     assert row.label == "fedavg"
     assert (row.seeds, row.unfinished) == (1, 0)
     assert row.final == (0.8, None)
@@ -103,20 +106,20 @@ def half(values):
 @pytest.mark.parametrize("count", [2, 3, 5, 27, 200])
 def test_intervals_are_students(count):
     values = np.random.default_rng(count).normal(0.5, 0.1, count).tolist()
-    assert statistics.interval(values) == (pytest.approx(np.mean(values)), half(values))
+    assert interval(values) == (pytest.approx(np.mean(values)), half(values))
 
 
 def test_intervals_of_little():
-    assert statistics.interval([0.5]) == (0.5, None)
-    assert statistics.interval([0.1, 0.1, 0.1]).half == 0.0  # though 0.1 + 0.1 + 0.1 is not 3 * 0.1
-    assert all(map(math.isnan, statistics.interval([0.5, None])))
+    assert interval([0.5]) == (0.5, None)
+    assert interval([0.1, 0.1, 0.1]).half == 0.0  # though 0.1 + 0.1 + 0.1 is not 3 * 0.1
+    assert all(map(math.isnan, interval([0.5, None])))
 
 
 def test_seeds_are_averaged_with_their_interval(tmp_path):
     finals = (0.7, 0.8, 0.9)
     for seed, final in enumerate(finals):
         write_run(tmp_path / str(seed), seed=seed, accuracy=(0.1, 0.5, final))
-    (row,) = comparison.table(comparison.read_runs([tmp_path]), last=1)
+    (row,) = table(read_runs([tmp_path]), last=1)
     assert row.seeds == 3
     assert row.final == (pytest.approx(0.8), half(finals))
     assert row.mean_of_last == row.final
@@ -153,13 +156,13 @@ def test_failures_have_a_column_where_there_are_any(tmp_path, count):
     write_run(tmp_path / "a", "a")
     write_run(tmp_path / "b", "b")
     comparison.write([tmp_path], tmp_path / "fine")
-    table, below = (tmp_path / "fine" / "table.md").read_text().split("\n\n")
-    assert not any(name in table for name in column.values())
+    shown, below = (tmp_path / "fine" / "table.md").read_text().split("\n\n")
+    assert not any(name in shown for name in column.values())
     assert "No upload was non-finite, and no round was skipped." in below
     write_run(tmp_path / "c", "c", last_row={count: 2})
     comparison.write([tmp_path], tmp_path / "failed")
     assert "totals over the seeds" in (tmp_path / "failed" / "table.md").read_text()
-    texts = cells(comparison.table(comparison.read_runs([tmp_path])))
+    texts = cells(table(read_runs([tmp_path])))
     assert [text[column[count]] for text in texts] == ["0", "0", "2"]
     assert len(set(column.values()) & set(texts[0])) == 1
 
@@ -168,7 +171,7 @@ def test_rounds_to_threshold(tmp_path):
     write_run(tmp_path / "early", "a", 0, (0.1, 0.9, 0.2, 0.9))  # reached, whatever comes after
     write_run(tmp_path / "late", "a", 1, (0.1, 0.2, 0.3, 0.9))
     write_run(tmp_path / "never", "b", 0, (0.1, 0.2, 0.3, 0.4))
-    a, b = comparison.table(comparison.read_runs([tmp_path]), threshold=0.9)
+    a, b = table(read_runs([tmp_path]), threshold=0.9)
     assert a.rounds_to_threshold == (20.0, half((10, 30)))
     assert (b.reached, b.rounds_to_threshold) == (0, None)
     key = "rounds to 0.9"
@@ -178,14 +181,14 @@ def test_rounds_to_threshold(tmp_path):
 def test_threshold_comes_from_the_best_row_in_the_direction_of_the_metric(tmp_path):
     write_run(tmp_path / "a", "a", accuracy=(1.0, 0.5, 0.4), metric="error", higher_is_better=False)
     write_run(tmp_path / "b", "b", accuracy=(1.0, 0.9, 0.2), metric="error", higher_is_better=False)
-    a, b = comparison.table(comparison.read_runs([tmp_path]), last=1)
+    a, b = table(read_runs([tmp_path]), last=1)
     assert a.threshold == b.threshold == 0.21  # 105 % of 0.2
     assert (a.rounds_to_threshold, b.rounds_to_threshold) == (None, (20, None))
 
 
 def test_default_threshold_is_within_reach_of_a_negative_metric(tmp_path):
     write_run(tmp_path / "a", accuracy=(-9.0, -4.0), metric="log_likelihood")
-    (row,) = comparison.table(comparison.read_runs([tmp_path]))
+    (row,) = table(read_runs([tmp_path]))
     assert row.threshold == -4.2
     assert row.reached == 1
 
@@ -195,7 +198,7 @@ def test_configurations_of_one_algorithm_are_told_apart(tmp_path):
     write_run(tmp_path / "b", client_lr=0.1)
     write_run(tmp_path / "c", client_lr=0.1, seed=1)
     write_run(tmp_path / "d", "fedadam", client_lr=0.5)
-    rows = comparison.table(comparison.read_runs([tmp_path]))
+    rows = table(read_runs([tmp_path]))
     assert {row.label: row.seeds for row in rows} == {
         "fedadam": 1,
         "fedavg (momentum=0.9)": 1,
@@ -206,24 +209,24 @@ def test_configurations_of_one_algorithm_are_told_apart(tmp_path):
 def test_a_diverged_seed_is_not_averaged_away(tmp_path):
     write_run(tmp_path / "a", seed=0)
     write_run(tmp_path / "b", seed=1, last_row={"train_loss": None, "loss": float("inf")})
-    (row,) = comparison.table(comparison.read_runs([tmp_path]))
+    (row,) = table(read_runs([tmp_path]))
     assert np.isnan(row.train_loss.mean)
     assert cells([row])[0]["train loss"] == "nan"
 
 
 def test_all_diverged_has_no_threshold(tmp_path):
     write_run(tmp_path / "a", accuracy=(float("nan"), float("nan")))
-    rows = comparison.table(comparison.read_runs([tmp_path]))
+    rows = table(read_runs([tmp_path]))
     assert rows[0].threshold is None
     assert cells(rows)[0]["rounds to threshold"] == "-"
-    comparison.html(comparison.read_runs([tmp_path]), tmp_path / "report.html")
+    assert comparison.page(read_runs([tmp_path]))
 
 
 def test_unfinished_run_is_shown_and_said_to_be(tmp_path):
     write_run(tmp_path / "a", seed=0)
     write_run(tmp_path / "b", seed=1, accuracy=(0.1, 0.4), finished=False)
-    runs = comparison.read_runs([tmp_path])
-    (row,) = comparison.table(runs)
+    runs = read_runs([tmp_path])
+    (row,) = table(runs)
     assert row.unfinished == 1
     assert row.final.mean == pytest.approx(0.6)
     assert row.seconds == (2.0, None)
@@ -233,7 +236,7 @@ def test_unfinished_run_is_shown_and_said_to_be(tmp_path):
 
 def test_metric_of_unfinished_runs_is_the_first_other_key(tmp_path):
     write_run(tmp_path / "a", metric="top_5", finished=False)
-    (row,) = comparison.table(comparison.read_runs([tmp_path]))
+    (row,) = table(read_runs([tmp_path]))
     assert (row.metric, row.higher_is_better) == ("top_5", True)
     assert row.seconds is None
 
@@ -250,7 +253,7 @@ def test_run_without_an_evaluation_keeps_its_row(tmp_path):
 @pytest.mark.parametrize("ending", ['{"round": 30, "accu', '{"round": 30}', '{"round": 3\n'])
 def test_truncated_last_line_is_ignored_with_a_note(tmp_path, ending):
     write_run(tmp_path / "a", ending=ending)
-    (run,) = comparison.read_runs([tmp_path])
+    (run,) = read_runs([tmp_path])
     assert [row["round"] for row in run.evaluations] == [0, 10, 20]
     assert run.notes == [f"{tmp_path / 'a'}: ignored the truncated last line of metrics.jsonl"]
 
@@ -262,13 +265,13 @@ def test_invalid_line_in_the_middle_is_an_error(tmp_path, line):
     first, *others = log.read_text().splitlines(keepends=True)
     log.write_text("".join([first, line + "\n", *others]))
     with pytest.raises(ValueError, match=r"metrics\.jsonl:2; expected one JSON object"):
-        comparison.read_runs([tmp_path])
+        read_runs([tmp_path])
 
 
 def test_counts_are_noted_and_a_copy_is_left_out(tmp_path):
     write_run(tmp_path / "a", last_row={"nonfinite_clients": 3, "skipped_rounds": 2})
     write_run(tmp_path / "b")
-    (first,) = comparison.read_runs([tmp_path])
+    (first,) = read_runs([tmp_path])
     assert [note.split(": ")[1] for note in first.notes] == [
         "3 client updates were not finite",
         "2 rounds were skipped",
@@ -278,30 +281,26 @@ def test_counts_are_noted_and_a_copy_is_left_out(tmp_path):
 
 def test_errors_name_what_was_got_and_how_to_fix_it(tmp_path):
     with pytest.raises(ValueError, match=r"holds no metrics\.jsonl .* expected a run directory"):
-        comparison.read_runs([tmp_path])
-    (tmp_path / "results" / "cells").mkdir(parents=True)
-    with pytest.raises(ValueError, match=f"--results {tmp_path / 'results'} --report DIR writes"):
-        comparison.read_runs([tmp_path / "results"])
+        read_runs([tmp_path])
     with pytest.raises(ValueError, match="nowhere"):
-        comparison.read_runs([tmp_path / "nowhere"])
+        read_runs([tmp_path / "nowhere"])
     directory = write_run(tmp_path / "a")
     with pytest.raises(ValueError, match="at least 1"):
-        comparison.table(comparison.read_runs([tmp_path]), last=0)
+        table(read_runs([tmp_path]), last=0)
     write_run(tmp_path / "b", task="other")
     with pytest.raises(ValueError, match=r"2 tasks \(digits, other\), expected one"):
-        comparison.table(comparison.read_runs([tmp_path]))
+        table(read_runs([tmp_path]))
     (directory / "config.toml").write_text("seed = 0\n")
     with pytest.raises(ValueError, match=r"config\.toml.* lacks algorithm, task\)"):
-        comparison.read_runs([tmp_path])
+        read_runs([tmp_path])
     (directory / "config.toml").unlink()
     with pytest.raises(ValueError, match=r"config\.toml, which cannot be read"):
-        comparison.read_runs([tmp_path])
+        read_runs([tmp_path])
 
 
 def test_markdown_has_a_line_per_row_and_escapes_bars(tmp_path):
     write_run(tmp_path / "a", "a|b")
-    rows = comparison.table(comparison.read_runs([tmp_path]))
-    header, rule, line = comparison.markdown(rows).splitlines()
+    header, rule, line = comparison.markdown(read_runs([tmp_path])).splitlines()[:3]
     assert line.startswith("| a\\|b | 1 | 0.8000 |")
     assert header.count("|") == rule.count("|") == line.replace("\\|", "").count("|")
 
@@ -333,7 +332,7 @@ def test_markdown_shows_names_and_no_markup(tmp_path):
 )
 def test_numbers_have_four_digits(tmp_path, mean, half, text):
     write_run(tmp_path / "a")
-    (row,) = comparison.table(comparison.read_runs([tmp_path]))
+    (row,) = table(read_runs([tmp_path]))
     row = row._replace(final=row.final._replace(mean=mean, half=half))
     assert cells([row])[0]["accuracy"] == text
 
@@ -344,27 +343,24 @@ def test_page_is_self_contained_and_complete(tmp_path):
             tmp_path / f"a{seed}", "a", seed, partition="by-label", clients=100, cohort=10, lr=0.125
         )
     write_run(tmp_path / "b", "b", finished=False, ending="{")
-    runs = comparison.read_runs([tmp_path])
-    comparison.html(runs, tmp_path / "report.html")
-    page = (tmp_path / "report.html").read_text()
+    runs = read_runs([tmp_path])
+    page = comparison.page(runs)
     visible = outside_scripts(page)
     assert not re.search(r"https?://", visible)
     assert not re.search(r"<script[^>]*\ssrc", page)
     assert page.count("plotly.js v") == 1
-    assert "showSendToCloud" in page.rpartition("newPlot")[2]
+    assert "showSendToCloud: false" in page.partition("function drawPanel(")[2]
     assert "Task digits, partition by-label, 10 of 100 clients a round, 20 rounds" in visible
-    for line in comparison.text_table(comparison.table(runs)):
+    for line in tables.text_table(table(runs)):
         for cell in line:
             assert f">{cell}</t" in visible
     for text in ("0.125", "jax 9.9.9", "c0ffee", "cpu:0", "truncated last line", "b, seed 0, unf"):
         assert text in visible
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
 def test_page_escapes_names(tmp_path):
     write_run(tmp_path / "a", "<script>alert(1)</script>", note="</style><b>&")
-    comparison.html(comparison.read_runs([tmp_path]), tmp_path / "report.html")
-    page = (tmp_path / "report.html").read_text()
+    page = comparison.page(read_runs([tmp_path]))
     assert "<script>alert" not in page
     assert "</style><b>" not in page
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in outside_scripts(page)
@@ -380,9 +376,9 @@ def test_failed_write_leaves_the_old_page(tmp_path, monkeypatch):
 
     monkeypatch.setattr("os.replace", fail)
     with pytest.raises(OSError, match="disk full"):
-        comparison.html(comparison.read_runs([tmp_path]), page)
+        comparison.write([tmp_path / "a"], tmp_path)
     assert page.read_text() == "old"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "report.html"]
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
 def test_write_makes_every_file(tmp_path):
@@ -399,17 +395,13 @@ def test_write_makes_every_file(tmp_path):
     for path in files:
         assert path.stat().st_size > 100
         assert path.read_bytes().startswith(magic.get(path.suffix, b""))
-    table = (tmp_path / "out" / "deep" / "table.md").read_text()
-    assert "rounds to 0.6" in table
+    assert "rounds to 0.6" in (tmp_path / "out" / "deep" / "table.md").read_text()
 
 
-@pytest.mark.parametrize(
-    ("module", "draw"),
-    [("matplotlib.figure", comparison.figures), ("plotly.io", comparison.html)],
-)
-def test_missing_extra_is_named(tmp_path, monkeypatch, module, draw):
+@pytest.mark.parametrize("module", ["matplotlib.figure", "plotly.offline"])
+def test_missing_extra_is_named(tmp_path, monkeypatch, module):
     write_run(tmp_path / "a")
-    runs = comparison.read_runs([tmp_path])
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ImportError, match=r"pip install 'fedda\[report\]'"):
-        draw(runs, tmp_path / "out")
+    package = module.partition(".")[0]
+    with pytest.raises(MissingExtraError, match=rf"{package} .* pip install 'fedda\[report\]'"):
+        comparison.write([tmp_path / "a"], tmp_path / "out")

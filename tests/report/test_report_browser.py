@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from fedda.report import comparison
+from fedda.report import comparison, tables
+from fedda.report.runs import read_runs
+from fedda.report.statistics import table
 from helpers.browser import line_paths, resize
 
 ALGORITHMS = ("<b><script>document.title = 'run'</script></b>", "fedadam", "fedavg", "fedda-adam")
@@ -39,7 +41,7 @@ def page(tmp_path_factory):
             ]
             (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     path = directory / "report.html"
-    comparison.html(comparison.read_runs([directory]), path)
+    path.write_text(comparison.page(read_runs([directory])))
     return path
 
 
@@ -113,7 +115,7 @@ def test_table_holds_the_formatted_rows(browser, page):
         "return [...document.querySelectorAll('#results tr')]"
         ".map(row => [...row.cells].map(cell => cell.textContent))"
     )
-    assert shown == comparison.text_table(comparison.table(comparison.read_runs([page.parent])))
+    assert shown == tables.text_table(table(read_runs([page.parent])))
     assert [line[0] for line in shown[1:]] == list(ALGORITHMS)
 
 

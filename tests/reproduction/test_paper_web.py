@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from fedda.errors import InputError
-from fedda.report import html as page
-from fedda.report.html import Drawn, Panel
+from fedda.report.figures import Line, Panel
 from fedda.report.statistics import Curve
 from fedda_reproduction.paper import (
     cells,
@@ -392,10 +391,10 @@ def test_what_diverges_leaves_the_plot(results):
     _, loss, _ = panels.training("table3", found(results))
     for panel in loss.panels:  # 0.5 to 20, and 5 % more at both ends of a logarithmic axis
         assert panel.log_y
-        assert panel.shown == pytest.approx((0.5 / 40**0.05, 20 * 40**0.05))
+        assert panel.y_range == pytest.approx((0.5 / 40**0.05, 20 * 40**0.05))
     calm = [one for one in found(results) if one.config.algorithm != "climb"]
     _, loss, _ = panels.training("table3", calm)
-    assert [panel.shown for panel in loss.panels] == [None, None, None]
+    assert [panel.y_range for panel in loss.panels] == [None, None, None]
 
 
 def test_what_diverges_at_once_does_not_stretch_the_plot(tmp_path):
@@ -403,7 +402,7 @@ def test_what_diverges_at_once_does_not_stretch_the_plot(tmp_path):
         make(tmp_path, entries("table3", algorithm=algorithm)[0], (0.1, 0.5))
     make(tmp_path, entries("table3", algorithm="stem")[0], (0.1, 0.1), losses=(1e34, None))
     _, loss, _ = panels.training("table3", found(tmp_path))
-    assert all(panel.shown is None or panel.shown[1] < 30 for panel in loss.panels)
+    assert all(panel.y_range is None or panel.y_range[1] < 30 for panel in loss.panels)
 
 
 def drawn(*curves):
@@ -411,7 +410,7 @@ def drawn(*curves):
     lines = []
     for number, mean in enumerate(curves):
         ends = [[value + off for value in mean] for off in (-0.01, 0.01)]
-        lines.append(Drawn(Curve(str(number), list(range(0, 101, 25)), list(mean), *ends), number))
+        lines.append(Line(Curve(str(number), list(range(0, 101, 25)), list(mean), *ends), number))
     return panels._cropped(Panel("made-up", "round", "accuracy", lines), less=False)
 
 
@@ -423,7 +422,7 @@ def test_beginnings_and_failures_do_not_flatten_what_is_learnt():
     panel = drawn(GOOD, BETTER, FAILED)
     low, high = 0.7 - 0.01, 0.85 + 0.01
     room = 0.05 * (high - low)
-    assert panel.shown == pytest.approx((low - room, high + room))
+    assert panel.y_range == pytest.approx((low - room, high + room))
     assert not panel.log_y
     bands = [line.curve.low != line.curve.high for line in panel.lines]
     assert bands == [True, True, False], "that of a failure would cover the others"
@@ -439,7 +438,7 @@ def test_beginnings_and_failures_do_not_flatten_what_is_learnt():
 )
 def test_an_axis_has_everything_unless_most_is_learnt_early(curves):
     panel = drawn(*curves)
-    assert panel.shown is None
+    assert panel.y_range is None
     assert all(line.curve.low is not line.curve.high for line in panel.lines)
 
 
@@ -465,7 +464,7 @@ def test_local_iterations_and_rounds(results):
     row = panels.varied("figure6", found(results), "rounds", lambda entry: entry.at)
     sgdm, adam = row.panels[0].lines
     assert sgdm.curve.x == [50, 100, 200, 500, 1000, 1500]
-    assert page._ticks(row.panels[0]) == [1500, 500, 200, 100, 50], "1,000 would touch 1,500"
+    assert row.panels[0].x_ticks == [1500, 500, 200, 100, 50], "1,000 would touch 1,500"
     np.testing.assert_allclose(sgdm.curve.mean[3:], [0.55, 0.75, 0.85])
     np.testing.assert_allclose(adam.curve.mean[3:], [0.4, 0.6, 0.7])
     assert panels.varied("figure5-scaled", [], "local iterations", setting) is None

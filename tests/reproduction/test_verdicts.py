@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from fedda.errors import InputError
-from fedda.report.markdown import escaped
+from fedda.report.tables import markdown_text
 from fedda_reproduction.paper import cells, evidence, experiments, tables, verdicts
 from fedda_reproduction.paper.cells import Cell, Cells
 from fedda_reproduction.paper.verdicts import Beside
@@ -426,8 +426,10 @@ def test_every_claim_has_one_sentence_and_its_numbers():
     text = verdicts.section(results, beside)
     assert [each.name for each in found] == [f"F{number}" for number in range(1, 15)]
     for each in found:
-        assert f"| {each.name} | {each.claim} | {each.verdict} | {escaped(each.told)} |" in text
-        assert not each.measured or f"\n- **{each.name}** {escaped(each.measured)}" in text
+        assert (
+            f"| {each.name} | {each.claim} | {each.verdict} | {markdown_text(each.told)} |" in text
+        )
+        assert not each.measured or f"\n- **{each.name}** {markdown_text(each.measured)}" in text
         assert any(character.isdigit() for character in each.told + each.measured)
 
 

@@ -13,7 +13,8 @@ import pytest
 from fedda.errors import InputError
 from fedda.experiments import compare, sweep
 from fedda.experiments import run as experiment
-from fedda.report import comparison as report
+from fedda.report import comparison
+from fedda.report.runs import read_runs
 from fedda.simulate import train
 from fedda.storage import schema
 from fedda.tasks import config
@@ -112,13 +113,9 @@ def run_directory(path: Path) -> Path:
 
 def described(folder: Path) -> None:
     """All words and numbers of a report; not its pictures, which are slow."""
-    runs = report.read_runs([folder])
-    rows = report.table(runs)
-    report.markdown(rows)
-    report._how_to_read(rows, None)
-    report._panels(runs)
-    for run in runs:
-        report._details("label", run).encode()
+    runs = read_runs([folder])
+    comparison.markdown(runs)
+    comparison.page(runs).encode()
 
 
 def test_the_files_of_a_run(tmp_path: Path):

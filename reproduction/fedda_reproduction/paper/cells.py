@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedda.errors import InputError
-from fedda.report.statistics import read_log, read_summary
+from fedda.report.runs import read_log, read_summary
 from fedda.simulate.train import averaged
 from fedda.storage.files import read_json, write_whole
 from fedda.storage.schema import NUMBER_OR_NULL, mismatch

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from html import escape
 
-from fedda.report.markdown import table
+from fedda.report.tables import markdown_table
 from fedda_reproduction.paper import evidence, experiments, rivals, tables
 from fedda_reproduction.paper.cells import Cell
 from fedda_reproduction.paper.methods import OPTIMISER_NAMES
@@ -46,7 +46,7 @@ def markdown(found: Sequence[Cell]) -> str:
     ]
     if not body:
         return ""
-    listed = table([["table", *HEADER], *body], "l" * (len(HEADER) + 1))
+    listed = markdown_table([["table", *HEADER], *body], "l" * (len(HEADER) + 1))
     return "\n\n".join(["## Does FedDA win?", listed, MEANING])
 
 

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedda.report import html, statistics
-from fedda.report.html import Drawn, Panel
+from fedda.report import figures, statistics
+from fedda.report.figures import Line, Panel
 from fedda.report.statistics import Curve
 from fedda_reproduction.paper import evidence, experiments, methods
 from fedda_reproduction.paper.cells import Cell
@@ -52,7 +52,7 @@ def training(name: str, found: Sequence[Cell]) -> list[Row]:
             if not runs:
                 continue
             lines = [
-                Drawn(
+                Line(
                     curve._replace(label=methods.METHODS[curve.label]),
                     order.index(curve.label),
                     thick=curve.label == "fedda",
@@ -64,7 +64,7 @@ def training(name: str, found: Sequence[Cell]) -> list[Row]:
                     Panel(
                         f"{task}-{kind}-{optimiser}",
                         x_label,
-                        html.words(key),
+                        figures.metric_label(key),
                         lines,
                         title=methods.OPTIMISER_NAMES[optimiser],
                     ),
@@ -73,7 +73,7 @@ def training(name: str, found: Sequence[Cell]) -> list[Row]:
             )
         return Row(f"{task}-{kind}", heading, panels)
 
-    words = html.headed(html.words(metric))
+    words = figures.sentence_case(figures.metric_label(metric))
     return [
         row("metric", metric, f"{words} by round", "round", not higher),
         row("train_loss", "train_loss", "Training loss by round", "round", True),
@@ -97,11 +97,11 @@ def full_batches(found: Sequence[Cell]) -> Row | None:
             method, _, optimiser = algorithm.partition("-")
             style, label = list(methods.METHODS).index(method), methods.METHODS[method]
             end = f"{label}, full-batch rounds at the end"
-            lines.append(Drawn(_last_half(full[algorithm], end), style, thick=True))
-            lines.append(Drawn(_last_half(tuned[algorithm], label), style))
+            lines.append(Line(_last_half(full[algorithm], end), style, thick=True))
+            lines.append(Line(_last_half(tuned[algorithm], label), style))
             optimisers |= {methods.OPTIMISER_NAMES[optimiser]: None} if optimiser else {}
         if None not in chosen:
-            metric = html.words(next(iter(full.values()))[0].content["metric"])
+            metric = figures.metric_label(next(iter(full.values()))[0].content["metric"])
             heading = f"{methods.title(task)}, {' and '.join(optimisers)}"
             panels.append(Panel(f"full-batches-{task}", "round", metric, lines, title=heading))
     title = "Full-batch rounds at the end, all rates tuned"
@@ -129,15 +129,17 @@ def _cropped(panel: Panel, less: bool) -> Panel:
     low, high = min(late, default=0.0), max(late, default=0.0)
     most = 2 * len(learning) >= len(panel.lines)
     if not (most and 0 < high - low < (max(every) - min(every)) / 2):
-        return panel._replace(log_y=less and html.spans(line.curve for line in panel.lines))
+        return panel._replace(
+            log_y=less and figures.needs_log_axis(line.curve for line in panel.lines)
+        )
     log = less and 0 < low < high / 10
     room = (high / low) ** 0.05 if log else 0.05 * (high - low)
     lines = [line if line in learning else _without_band(line) for line in panel.lines]
-    shown = (low / room, high * room) if log else (low - room, high + room)
-    return panel._replace(lines=lines, log_y=log, shown=shown)
+    y_range = (low / room, high * room) if log else (low - room, high + room)
+    return panel._replace(lines=lines, log_y=log, y_range=y_range)
 
 
-def _learning(lines: Sequence[Drawn], less: bool) -> list[Drawn]:
+def _learning(lines: Sequence[Line], less: bool) -> list[Line]:
     """Those that end at least half as far from where they began as the best ends."""
     sign = -1 if less else 1
     ended = [line for line in lines if np.isfinite(line.curve.mean[-1])]
@@ -147,7 +149,7 @@ def _learning(lines: Sequence[Drawn], less: bool) -> list[Drawn]:
     ]
 
 
-def _values(line: Drawn, after: float = 0.0) -> list[float]:
+def _values(line: Line, after: float = 0.0) -> list[float]:
     """What a band covers after a share of a training."""
     curve = line.curve
     return [
@@ -158,11 +160,11 @@ def _values(line: Drawn, after: float = 0.0) -> list[float]:
     ]
 
 
-def _without_band(line: Drawn) -> Drawn:
+def _without_band(line: Line) -> Line:
     return line._replace(curve=line.curve._replace(low=line.curve.mean, high=line.curve.mean))
 
 
-def _finite(line: Drawn) -> list[float]:
+def _finite(line: Line) -> list[float]:
     return [mean for mean in line.curve.mean if np.isfinite(mean)]
 
 
@@ -220,20 +222,18 @@ def varied(
         values = [np.nan if (mean := cell.mean(entry.at)) is None else mean for cell in own]
         of_task = points.setdefault(entry.task, {})
         of_task.setdefault(entry.algorithm, []).append((float(setting(entry)), values))
-        metrics[entry.task] = html.words(own[0].content["metric"])
+        metrics[entry.task] = figures.metric_label(own[0].content["metric"])
     panels = [
         Panel(
             f"{name}-{task}",
             x_label,
             metrics[task],
             [
-                Drawn(
-                    _over_seeds(methods.label(algorithm), sorted(by_algorithm[algorithm])), number
-                )
+                Line(_over_seeds(methods.label(algorithm), sorted(by_algorithm[algorithm])), number)
                 for number, algorithm in enumerate(experiments.FEDDA)
                 if algorithm in by_algorithm
             ],
-            few=True,
+            markers=True,
             title=methods.title(task),
         )
         for task, by_algorithm in points.items()

@@ -18,17 +18,17 @@ def count(many: Sequence[Any], name: str) -> str:
 def html(results: Cells, theory: Mapping[str, Any] | None) -> str:
     """A line for each task, which unfolds; for the theory; and for files that were left out."""
     html = "".join(
-        page.details(f"{title(task)}: {count(own, 'run')}", _facts(own))
+        page.part("details", f"{title(task)}: {count(own, 'run')}", _facts(own))
         for task in sorted({one.config.task for one in results.found})
         for own in [[one for one in results.found if one.config.task == task]]
     )
     if theory is not None:
         known = {name: theory[name] for name in ("date", "device", "commit") if name in theory}
         known["versions"] = _versions(theory.get("versions", {}))
-        html += page.details("Theory", known.items())
+        html += page.part("details", "Theory", known.items())
     if results.damaged:
         told = [(each.path.name, each.why) for each in results.damaged]
-        html += page.details(f"Left out: {count(told, 'file')}", told)
+        html += page.part("details", f"Left out: {count(told, 'file')}", told)
     return html
 
 

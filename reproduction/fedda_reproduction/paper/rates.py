@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
-from fedda.report import html as page
+from fedda.report import figures
 from fedda.report.statistics import Interval
 from fedda_reproduction.paper import evidence, experiments
 from fedda_reproduction.paper.cells import Cell
@@ -107,9 +107,7 @@ def _short(value: Interval | float) -> str:
 
 def draw(name: str, drawn: Sequence[Strip], directory: Path) -> list[Path]:
     """The strips of a table as one figure, PNG and PDF."""
-    figure = page.extra("matplotlib.figure").Figure(
-        figsize=(3.6 * len(drawn), 1.9), layout="constrained"
-    )
+    figure = figures.new_figure(3.6 * len(drawn), 1.9)
     figure.suptitle(experiments.experiments()[name].title, fontsize=10)
     for number, strip in enumerate(drawn, start=1):
         axes = figure.add_subplot(1, len(drawn), number)
@@ -128,4 +126,4 @@ def draw(name: str, drawn: Sequence[Strip], directory: Path) -> list[Path]:
         axes.set_xlabel(f"{strip.varied} ({strip.fixed})\n{agreement(strip)}", fontsize=8)
         axes.set_title(title(strip.task), fontsize=9)
         axes.tick_params(length=0, labelsize=8)
-    return page.save(figure, directory, name)
+    return figures.save(figure, directory / f"{name}.png", directory / f"{name}.pdf")

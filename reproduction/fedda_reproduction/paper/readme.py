@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from fedda.errors import InputError
-from fedda.report.markdown import escaped
+from fedda.report.tables import markdown_text
 from fedda.storage.files import write_whole
 from fedda_reproduction.paper import corrections, experiments, glance, tuning, verdicts
 from fedda_reproduction.paper.cells import Cells
@@ -50,11 +50,11 @@ def _sources(results: Cells) -> str:
     devices = sorted({one.content["device"] for one in results.found})
     lines = ["## Where the numbers are from", ""]
     lines += [
-        f"- {task}" + (f", {clients} clients" if clients else "") + f": {escaped(words)}"
+        f"- {task}" + (f", {clients} clients" if clients else "") + f": {markdown_text(words)}"
         for task, clients, words in data
         if words
     ]
-    lines += [f"- Trained on {escaped(device)}." for device in devices]
+    lines += [f"- Trained on {markdown_text(device)}." for device in devices]
     return "\n".join([*lines, f"- {len(results.found)} runs in all."])
 
 

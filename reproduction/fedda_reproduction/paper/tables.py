@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from fedda import algorithms
-from fedda.report.markdown import table
 from fedda.report.statistics import Interval, interval
+from fedda.report.tables import markdown_table
 from fedda.tasks import config as configs
 from fedda.tasks.config import Config
 from fedda_reproduction.paper import cells, corrections
@@ -133,7 +133,7 @@ def markdown(made: Sequence[Line]) -> str:
     """The lines as a table, with the settings of each run as the last column."""
     header, *body = rows(made)
     body = [[*row, line.settings] for row, line in zip(body, made, strict=True)]
-    return table([[*header, "settings"], *body], "l" + "r" * (len(header) - 1) + "l")
+    return markdown_table([[*header, "settings"], *body], "l" + "r" * (len(header) - 1) + "l")
 
 
 def other_length(experiment: Experiment, rounds: int | None) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedda import algorithms
 from fedda.errors import InputError
-from fedda.report import markdown
+from fedda.report.tables import markdown_table
 from fedda.storage.files import read_json
 from fedda_reproduction.paper.methods import METHODS, OPTIMISER_NAMES, label, title
 
@@ -74,7 +74,7 @@ def section(folder: Path) -> list[str]:
     """The table as a section of Markdown, if there is one."""
     if not (rows := table(folder)):
         return []
-    return [f"## {HEADING}", MEANING, markdown.table(rows, "l" + "r" * (len(rows[0]) - 1))]
+    return [f"## {HEADING}", MEANING, markdown_table(rows)]
 
 
 def _budget(own: Best) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedda.errors import InputError
-from fedda.report.markdown import escaped, table
+from fedda.report.tables import markdown_table, markdown_text
 from fedda.storage.files import read_json
 from fedda.storage.schema import NUMBER_OR_NULL
 from fedda_reproduction.paper import conduct, evidence, rivals
@@ -86,8 +86,12 @@ def _written_by(command: str, path: Path, spec: Any) -> Mapping[str, Any] | None
 def section(results: Cells, beside: Beside) -> str:
     """As Markdown: a table of one sentence a claim, and under it the numbers."""
     found = verdicts(results, beside)
-    listed = table([["", "the paper says", "verdict", "what we found"], *_cells(found)], "llll")
-    numbers = [f"- **{each.name}** {escaped(each.measured)}" for each in found if each.measured]
+    listed = markdown_table(
+        [["", "the paper says", "verdict", "what we found"], *_cells(found)], "llll"
+    )
+    numbers = [
+        f"- **{each.name}** {markdown_text(each.measured)}" for each in found if each.measured
+    ]
     title = "## What becomes of the paper's claims"
     parts = [title, MEANING, listed, "The numbers behind these:", "\n".join(numbers)]
     return "\n\n".join(parts)

@@ -10,7 +10,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from fedda.errors import InputError
+from fedda.report import figures
 from fedda.report import html as page
 from fedda.storage.files import write_whole
 from fedda_reproduction.paper import (
@@ -103,7 +106,13 @@ class _Page:
             f"<section id='{name}'><h2>{escape(heading)}</h2>\n{html}</section>\n"
             for name, heading, html in self.sections
         )
-        return page.document(TITLE, f"{self.short}<nav>{links}</nav>\n{body}", _CSS)
+        return page.render(
+            "page.html",
+            title=TITLE,
+            css=Markup(_CSS),
+            body=Markup(f"{self.short}<nav>{links}</nav>\n{body}"),
+            plotly=page.plotly_script() if self.plots else "",
+        )
 
     # ------------------------------------------------------------------------------------ sections
 
@@ -146,7 +155,7 @@ class _Page:
         for name in TRAINED:
             task = experiments.experiments()[name].tasks[0]
             drawn = "".join(
-                self._row(row, CROPPED if any(one.shown for one in row.panels) else "")
+                self._row(row, CROPPED if any(one.y_range for one in row.panels) else "")
                 for row in panels.training(name, self.results.found)
             )
             if drawn:
@@ -199,7 +208,7 @@ class _Page:
     def tuning(self, folder: Path) -> None:
         if rows := tuning.table(folder):
             told = f"<p class='small'>{_prose(tuning.MEANING)}</p>\n"
-            self._add("tuning", tuning.HEADING, told + page.table(rows, "tuning-losses"))
+            self._add("tuning", tuning.HEADING, told + page.part("table", rows, "tuning-losses"))
 
     def missing(self) -> None:
         """How much there is of each experiment that is not complete."""
@@ -234,19 +243,19 @@ class _Page:
             state = f"{ran} of {wanted} runs."
             note = _prose(" ".join([state, *experiment.notes]))
             html += f"<h3>{escape(experiment.title)}</h3>\n<p class='small'>{note}</p>\n"
-            html += page.table(_listing(lines), experiment.name)
+            html += page.part("table", _listing(lines), experiment.name)
         return html
 
     def _row(self, row: Row, note: str = "") -> str:
         """Plots side by side, and their file."""
-        self.files += page.draw(row.panels, self.directory, row.name)
-        figures = ""
+        self.files += figures.draw(row.panels, self.directory, row.name)
+        plots = ""
         for panel in row.panels:
             self.plots += 1
-            drawn = page.plot(panel, first=self.plots == 1)
-            figures += f"<figure><figcaption>{escape(panel.title)}</figcaption>{drawn}</figure>\n"
+            drawn = page.part("plot", panel)
+            plots += f"<figure><figcaption>{escape(panel.title)}</figcaption>{drawn}</figure>\n"
         told = f"<p class='small'>{_prose(note)}</p>\n" if note else ""
-        return f"<h3>{escape(row.title)}</h3>\n{told}<div class='side'>{figures}</div>\n"
+        return f"<h3>{escape(row.title)}</h3>\n{told}<div class='side'>{plots}</div>\n"
 
 
 def _listing(lines: Sequence[Line]) -> list[list[str]]:

@@ -14,7 +14,8 @@ from fedda.cli.terminal import Json, Quiet, err, new_directory, print_error, tra
 from fedda.errors import InputError, writing
 from fedda.experiments import compare
 from fedda.experiments import run as experiment
-from fedda.report import comparison as report
+from fedda.report import statistics
+from fedda.report.runs import read_runs
 from fedda.simulate.result import why_untrained
 from fedda.tasks import config
 
@@ -63,7 +64,7 @@ def compare_command(
 
     with progress.shown(quiet) as track, training(hint):
         summaries = compare.train(planned, directory, track)
-    rows = report.table(report.read_runs([directory]), threshold)
+    rows = statistics.table(read_runs([directory]), threshold)
     if as_json:
         table = [row._asdict() for row in rows]
         print(json.dumps({"directory": str(directory), "runs": summaries, "table": table}))

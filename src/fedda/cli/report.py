@@ -9,8 +9,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedda.cli.terminal import err, print_whole
-from fedda.errors import InputError, writing
-from fedda.report import comparison as report
+from fedda.errors import MissingExtraError, writing
+from fedda.report import comparison, tables
+from fedda.report.runs import read_runs
+from fedda.report.statistics import Row, table
 
 Threshold = Annotated[
     float | None,
@@ -29,13 +31,12 @@ def report_command(
     threshold: Threshold = None,
 ) -> None:
     """Write one self-contained page, figures and a table about finished or unfinished runs."""
-    runs = report.read_runs(directories)
-    print_table(report.table(runs, threshold), threshold)
+    print_table(table(read_runs(directories), threshold), threshold)
     write_report(directories, out_dir or directories[0], threshold, needed=True)
 
 
-def print_table(rows: list[report.Row], threshold: float | None = None) -> None:
-    header, *lines = report.text_table(rows)
+def print_table(rows: list[Row], threshold: float | None = None) -> None:
+    header, *lines = tables.text_table(rows)
     # On a terminal a column in which every method has the same to report only takes room.
     dull = {"seeds": str(rows[0].seeds)}
     kept = [i for i, name in enumerate(header) if any(line[i] != dull.get(name) for line in lines)]
@@ -51,16 +52,16 @@ def print_table(rows: list[report.Row], threshold: float | None = None) -> None:
         columns.append(map(escape, cells))
     for row in zip(*columns, strict=True):
         listing.add_row(*row)
-    listing.caption = report.meaning_of_interval(rows) or None
+    listing.caption = tables.meaning_of_interval(rows) or None
     print_whole(listing)
 
 
 def write_report(paths: list[Path], directory: Path, threshold: float | None, needed: bool) -> None:
     try:
-        written = report.write(paths, directory, threshold)
-    except ImportError as error:
+        written = comparison.write(paths, directory, threshold)
+    except MissingExtraError as error:
         if needed:
-            raise InputError(str(error)) from None
+            raise
         err.print(escape(f"No report: {error}"))
         return
     for note in written.notes:

@@ -14,7 +14,8 @@ from fedda.cli.settings import from_command_line
 from fedda.cli.terminal import Json, Quiet, Settings, err, new_directory, out, print_error, training
 from fedda.errors import InputError, writing
 from fedda.experiments import run as experiment
-from fedda.report import comparison as report
+from fedda.report.runs import read_runs
+from fedda.report.statistics import table
 from fedda.simulate import devices, hosts
 from fedda.simulate.result import why_untrained
 from fedda.tasks import config
@@ -106,7 +107,7 @@ def run_command(
     if as_json:
         print(json.dumps({"directory": str(directory), **outcome.summary}))
     else:
-        print_table(report.table(report.read_runs([directory])))
+        print_table(table(read_runs([directory])))
         out.print(f"Written to {directory}", soft_wrap=True)
     if why := why_untrained(outcome.result.history[-1]):
         print_error(why)

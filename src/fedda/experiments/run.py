@@ -28,7 +28,7 @@ from fedda import api, tasks
 from fedda.core import tree
 from fedda.errors import InputError, unknown
 from fedda.models import PRECISIONS
-from fedda.report import statistics
+from fedda.report.runs import SUMMARY
 from fedda.simulate import devices, hosts
 from fedda.simulate import train as simulate
 from fedda.simulate.result import Result
@@ -276,7 +276,7 @@ def _run(
 
 def _written_summary(path: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = read_json(path, statistics.SUMMARY)
+        found: dict[str, Any] = read_json(path, SUMMARY)
     except ValueError as error:
         raise InputError(
             f"{path} is damaged: {error}. Delete it, and resume the run once more: it is written "

@@ -1,51 +1,19 @@
-"""Read run directories, and compute the table and the curves that compare them.
+"""Statistics of runs over their seeds: intervals, the rows of a table, and curves.
 
-A run directory holds `config.toml`, `metrics.jsonl` and, once the run has finished,
-`summary.json`. Runs that differ only in their seed are one line of the comparison.
+Runs that differ only in their seed are one row, and one curve.
 """
 
 import math
-import tomllib
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from fedda.errors import InputError
-from fedda.storage.files import EVALUATION, read_json, read_rows
-from fedda.storage.schema import mismatch
-
-Evaluation = dict[str, Any]
+from fedda.report.runs import Evaluation, Run, settings
+from fedda.storage.files import EVALUATION
 
 _NOT_A_METRIC = {*EVALUATION, "train_loss", "loss"}
-
-# What is read of a run's files; they hold more.
-CONFIG = {"algorithm": str, "task": str, "seed": int}
-SUMMARY = {
-    "metric": str,
-    "higher_is_better": bool,
-    "seconds?": {"total": float, "compile": float, ...: float},
-    "versions?": {...: str},
-}
-
-
-class Run(NamedTuple):
-    """One run directory, as read."""
-
-    path: Path
-    config: dict[str, Any]
-    evaluations: list[Evaluation]
-    summary: dict[str, Any] | None  # None until the run has finished
-    notes: list[str]
-
-    @property
-    def algorithm(self) -> str:
-        return str(self.config["algorithm"])
-
-    @property
-    def seed(self) -> int:
-        return int(self.config["seed"])
 
 
 class Interval(NamedTuple):
@@ -101,33 +69,6 @@ def interval(values: Sequence[float | None]) -> Interval:
     return Interval(mean, quantile * deviation / math.sqrt(len(known)))
 
 
-def read_runs(paths: Iterable[str | Path]) -> list[Run]:
-    """Every run directory at or below `paths`, by algorithm and seed, each once."""
-    directories: dict[Path, Path] = {}
-    for path in map(Path, paths):
-        logs = sorted(path.rglob("metrics.jsonl"))
-        if not logs:
-            hint = "give the directory that a run wrote to"
-            if (path / "cells").is_dir():
-                hint = f"fedda reproduce --results {path} --report DIR writes a page about it"
-            raise InputError(
-                f"got {path}, which holds no metrics.jsonl at any depth; expected a run directory "
-                f"or a folder of them; {hint}"
-            )
-        for log in logs:
-            directories.setdefault(log.parent.resolve(), log.parent)
-    runs = sorted(
-        map(_read_run, directories.values()),
-        key=lambda run: (run.algorithm, run.seed, str(run.path)),
-    )
-    found: dict[object, Run] = {}
-    for run in runs:
-        original = found.setdefault((_settings(run), run.seed), run)
-        if original is not run:
-            original.notes.append(f"{run.path}: left out, a copy of {original.path}")
-    return list(found.values())
-
-
 def group(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """The runs of each configuration, under a label that tells it from the others."""
     tasks = sorted({str(run.config["task"]) for run in runs})
@@ -138,7 +79,7 @@ def group(runs: Sequence[Run]) -> dict[str, list[Run]]:
         )
     groups: dict[tuple[tuple[str, str], ...], list[Run]] = {}
     for run in runs:
-        groups.setdefault(_settings(run), []).append(run)
+        groups.setdefault(settings(run), []).append(run)
     return {_label(settings, list(groups)): members for settings, members in groups.items()}
 
 
@@ -234,60 +175,6 @@ def curves(runs: Sequence[Run], key: str, x: Callable[[Evaluation], float]) -> l
 def megabytes(row: Evaluation) -> float:
     """What was sent in both directions up to this evaluation."""
     return (_value(row, "bytes_up") + _value(row, "bytes_down")) / 1e6
-
-
-def _read_run(directory: Path) -> Run:
-    config = _read(directory / "config.toml", _read_config)
-    evaluations, notes = read_log(directory / "metrics.jsonl")
-    finished = (directory / "summary.json").exists()
-    summary = read_summary(directory / "summary.json") if finished else None
-    last = evaluations[-1] if evaluations else {}
-    if not finished:
-        of = f" of {config['rounds']}" if "rounds" in config else ""
-        notes.append(f"{directory}: unfinished, evaluated up to round {last.get('round', '-')}{of}")
-    if clients := last.get("nonfinite_clients"):
-        notes.append(f"{directory}: {clients} client updates were not finite")
-    if rounds := last.get("skipped_rounds"):
-        notes.append(f"{directory}: {rounds} rounds were skipped")
-    return Run(directory, config, evaluations, summary, notes)
-
-
-def read_summary(path: Path, spec: Any = SUMMARY) -> dict[str, Any]:
-    """Return the summary of a finished run; one that is damaged is refused."""
-    return _read(path, lambda path: read_json(path, spec))
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    config = tomllib.loads(path.read_text(encoding="utf-8"))
-    if why := mismatch(config, CONFIG):
-        raise ValueError(why)
-    return config
-
-
-def _read(path: Path, read: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-    try:
-        return read(path)
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(
-            f"got {path}, which cannot be read ({error}); expected the file that a run writes; "
-            "leave this directory out or run it again"
-        ) from error
-
-
-def read_log(path: Path) -> tuple[list[Evaluation], list[str]]:
-    """Return the evaluations of a run, and notes about them; damaged lines are refused."""
-    found = read_rows(path, EVALUATION)
-    if found.is_damaged:
-        raise InputError(
-            f"got an invalid line at {path}:{len(found.rows) + 1}; expected one JSON object "
-            "with a round and numbers per evaluation; mend or delete the line"
-        )
-    cut = [f"{path.parent}: ignored the truncated last line of {path.name}"] if found.rest else []
-    return found.rows, cut
-
-
-def _settings(run: Run) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted((key, str(value)) for key, value in run.config.items() if key != "seed"))
 
 
 def _label(

@@ -1,0 +1,120 @@
+"""Run directories, read for a report.
+
+A run directory holds `config.toml`, `metrics.jsonl` and, once the run has finished, `summary.json`.
+"""
+
+import tomllib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedda.errors import InputError
+from fedda.storage.files import EVALUATION, read_json, read_rows
+from fedda.storage.schema import mismatch
+
+Evaluation = dict[str, Any]
+
+# What is read of a run's files; they hold more.
+CONFIG = {"algorithm": str, "task": str, "seed": int}
+SUMMARY = {
+    "metric": str,
+    "higher_is_better": bool,
+    "seconds?": {"total": float, "compile": float, ...: float},
+    "versions?": {...: str},
+}
+
+
+class Run(NamedTuple):
+    """One run directory, as read."""
+
+    path: Path
+    config: dict[str, Any]
+    evaluations: list[Evaluation]
+    summary: dict[str, Any] | None  # None until the run has finished
+    notes: list[str]
+
+    @property
+    def algorithm(self) -> str:
+        return str(self.config["algorithm"])
+
+    @property
+    def seed(self) -> int:
+        return int(self.config["seed"])
+
+
+def read_runs(paths: Iterable[str | Path]) -> list[Run]:
+    """Every run directory at or below `paths`, by algorithm and seed, each once."""
+    directories: dict[Path, Path] = {}
+    for path in map(Path, paths):
+        logs = sorted(path.rglob("metrics.jsonl"))
+        if not logs:
+            raise InputError(
+                f"got {path}, which holds no metrics.jsonl at any depth; expected a run directory "
+                "or a folder of them; give the directory that a run wrote to"
+            )
+        for log in logs:
+            directories.setdefault(log.parent.resolve(), log.parent)
+    runs = sorted(
+        map(_read_run, directories.values()),
+        key=lambda run: (run.algorithm, run.seed, str(run.path)),
+    )
+    found: dict[object, Run] = {}
+    for run in runs:
+        original = found.setdefault((settings(run), run.seed), run)
+        if original is not run:
+            original.notes.append(f"{run.path}: left out, a copy of {original.path}")
+    return list(found.values())
+
+
+def _read_run(directory: Path) -> Run:
+    config = _read(directory / "config.toml", _read_config)
+    evaluations, notes = read_log(directory / "metrics.jsonl")
+    finished = (directory / "summary.json").exists()
+    summary = read_summary(directory / "summary.json") if finished else None
+    last = evaluations[-1] if evaluations else {}
+    if not finished:
+        of = f" of {config['rounds']}" if "rounds" in config else ""
+        notes.append(f"{directory}: unfinished, evaluated up to round {last.get('round', '-')}{of}")
+    if clients := last.get("nonfinite_clients"):
+        notes.append(f"{directory}: {clients} client updates were not finite")
+    if rounds := last.get("skipped_rounds"):
+        notes.append(f"{directory}: {rounds} rounds were skipped")
+    return Run(directory, config, evaluations, summary, notes)
+
+
+def read_summary(path: Path, spec: Any = SUMMARY) -> dict[str, Any]:
+    """Return the summary of a finished run; one that is damaged is refused."""
+    return _read(path, lambda path: read_json(path, spec))
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    config = tomllib.loads(path.read_text(encoding="utf-8"))
+    if why := mismatch(config, CONFIG):
+        raise ValueError(why)
+    return config
+
+
+def _read(path: Path, read: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    try:
+        return read(path)
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(
+            f"got {path}, which cannot be read ({error}); expected the file that a run writes; "
+            "leave this directory out or run it again"
+        ) from error
+
+
+def read_log(path: Path) -> tuple[list[Evaluation], list[str]]:
+    """Return the evaluations of a run, and notes about them; damaged lines are refused."""
+    found = read_rows(path, EVALUATION)
+    if found.is_damaged:
+        raise InputError(
+            f"got an invalid line at {path}:{len(found.rows) + 1}; expected one JSON object "
+            "with a round and numbers per evaluation; mend or delete the line"
+        )
+    cut = [f"{path.parent}: ignored the truncated last line of {path.name}"] if found.rest else []
+    return found.rows, cut
+
+
+def settings(run: Run) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((key, str(value)) for key, value in run.config.items() if key != "seed"))
