@@ -119,11 +119,10 @@ def test_seeds_are_averaged_with_their_interval(tmp_path):
     finals = (0.7, 0.8, 0.9)
     for seed, final in enumerate(finals):
         write_run(tmp_path / str(seed), seed=seed, accuracy=(0.1, 0.5, final))
-    (row,) = table(read_runs([tmp_path]), last=1)
+    (row,) = table(read_runs([tmp_path]), threshold=0.76)
     assert row.seeds == 3
     assert row.final == (pytest.approx(0.8), half(finals))
-    assert row.mean_of_last == row.final
-    assert row.threshold == 0.76
+    assert row.mean_of_last == (pytest.approx(0.65), half([(0.5 + final) / 2 for final in finals]))
     assert (row.reached, row.rounds_to_threshold) == (2, (20.0, 0.0))
     assert row.seconds == (3.0, half((2.0, 3.0, 4.0)))
     (text,) = cells([row])
@@ -179,11 +178,11 @@ def test_rounds_to_threshold(tmp_path):
 
 
 def test_threshold_comes_from_the_best_row_in_the_direction_of_the_metric(tmp_path):
-    write_run(tmp_path / "a", "a", accuracy=(1.0, 0.5, 0.4), metric="error", higher_is_better=False)
-    write_run(tmp_path / "b", "b", accuracy=(1.0, 0.9, 0.2), metric="error", higher_is_better=False)
-    a, b = table(read_runs([tmp_path]), last=1)
+    write_run(tmp_path / "a", "a", accuracy=(1.0, 0.4), metric="error", higher_is_better=False)
+    write_run(tmp_path / "b", "b", accuracy=(1.0, 0.2), metric="error", higher_is_better=False)
+    a, b = table(read_runs([tmp_path]))
     assert a.threshold == b.threshold == 0.21  # 105 % of 0.2
-    assert (a.rounds_to_threshold, b.rounds_to_threshold) == (None, (20, None))
+    assert (a.rounds_to_threshold, b.rounds_to_threshold) == (None, (10, None))
 
 
 def test_default_threshold_is_within_reach_of_a_negative_metric(tmp_path):
@@ -219,7 +218,7 @@ def test_all_diverged_has_no_threshold(tmp_path):
     rows = table(read_runs([tmp_path]))
     assert rows[0].threshold is None
     assert cells(rows)[0]["rounds to threshold"] == "-"
-    assert comparison.page(read_runs([tmp_path]))
+    assert comparison.page(read_runs([tmp_path]), "comparison.html")
 
 
 def test_unfinished_run_is_shown_and_said_to_be(tmp_path):
@@ -244,7 +243,7 @@ def test_metric_of_unfinished_runs_is_the_first_other_key(tmp_path):
 def test_run_without_an_evaluation_keeps_its_row(tmp_path):
     write_run(tmp_path / "a", "a", accuracy=(), finished=False)
     write_run(tmp_path / "b", "b")
-    assert comparison.write([tmp_path], tmp_path / "out").notes == [
+    assert comparison.write([tmp_path], tmp_path / "out")[1] == [
         f"{tmp_path / 'a'}: unfinished, evaluated up to round - of 20"
     ]
     assert "| a | 1 (1 unfinished) | - |" in (tmp_path / "out" / "table.md").read_text()
@@ -285,8 +284,6 @@ def test_errors_name_what_was_got_and_how_to_fix_it(tmp_path):
     with pytest.raises(ValueError, match="nowhere"):
         read_runs([tmp_path / "nowhere"])
     directory = write_run(tmp_path / "a")
-    with pytest.raises(ValueError, match="at least 1"):
-        table(read_runs([tmp_path]), last=0)
     write_run(tmp_path / "b", task="other")
     with pytest.raises(ValueError, match=r"2 tasks \(digits, other\), expected one"):
         table(read_runs([tmp_path]))
@@ -300,7 +297,7 @@ def test_errors_name_what_was_got_and_how_to_fix_it(tmp_path):
 
 def test_markdown_has_a_line_per_row_and_escapes_bars(tmp_path):
     write_run(tmp_path / "a", "a|b")
-    header, rule, line = comparison.markdown(read_runs([tmp_path])).splitlines()[:3]
+    header, rule, line = comparison.page(read_runs([tmp_path]), "comparison.md").splitlines()[:3]
     assert line.startswith("| a\\|b | 1 | 0.8000 |")
     assert header.count("|") == rule.count("|") == line.replace("\\|", "").count("|")
 
@@ -344,7 +341,7 @@ def test_page_is_self_contained_and_complete(tmp_path):
         )
     write_run(tmp_path / "b", "b", finished=False, ending="{")
     runs = read_runs([tmp_path])
-    page = comparison.page(runs)
+    page = comparison.page(runs, "comparison.html")
     visible = outside_scripts(page)
     assert not re.search(r"https?://", visible)
     assert not re.search(r"<script[^>]*\ssrc", page)
@@ -360,7 +357,7 @@ def test_page_is_self_contained_and_complete(tmp_path):
 
 def test_page_escapes_names(tmp_path):
     write_run(tmp_path / "a", "<script>alert(1)</script>", note="</style><b>&")
-    page = comparison.page(read_runs([tmp_path]))
+    page = comparison.page(read_runs([tmp_path]), "comparison.html")
     assert "<script>alert" not in page
     assert "</style><b>" not in page
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in outside_scripts(page)

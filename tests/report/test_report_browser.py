@@ -41,7 +41,7 @@ def page(tmp_path_factory):
             ]
             (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     path = directory / "report.html"
-    path.write_text(comparison.page(read_runs([directory])))
+    path.write_text(comparison.page(read_runs([directory]), "comparison.html"))
     return path
 
 

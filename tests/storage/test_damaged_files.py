@@ -114,8 +114,8 @@ def run_directory(path: Path) -> Path:
 def described(folder: Path) -> None:
     """All words and numbers of a report; not its pictures, which are slow."""
     runs = read_runs([folder])
-    comparison.markdown(runs)
-    comparison.page(runs).encode()
+    for template in ("comparison.md", "comparison.html"):
+        comparison.page(runs, template).encode()
 
 
 def test_the_files_of_a_run(tmp_path: Path):

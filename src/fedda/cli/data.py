@@ -21,8 +21,8 @@ from fedda.data import datasets, statistics, store
 from fedda.data.catalogue import DATASETS
 from fedda.data.federation import Ragged, Shards, num_rows
 from fedda.data.streaming import Feed
-from fedda.errors import InputError, unknown, writing
-from fedda.report import portrait
+from fedda.errors import InputError, MissingExtraError, unknown, writing
+from fedda.report import federation
 from fedda.tasks import config
 
 data_app = typer.Typer(
@@ -215,10 +215,16 @@ def data_show(
     if some is not problem.shards:
         out.print(f"What is said of labels is of {len(some.count):,} clients drawn at random.")
     try:
-        names = None if histogram is None else problem.labels
-        portrait.draw(path, title, np.asarray(some.count), histogram, _images(some), names)
+        federation.draw(
+            path,
+            title,
+            count=np.asarray(some.count),
+            histogram=histogram,
+            labels=problem.labels,
+            images=_images(some),
+        )
         out.print(f"Drawn in {path}")
-    except ImportError as error:
+    except MissingExtraError as error:
         err.print(_text(str(error)))
 
 
@@ -260,14 +266,18 @@ def _some_clients(shards: Shards | Feed) -> Shards:
     return shards.gather(np.sort(drawn), slots=size)
 
 
-def _images(shards: Shards) -> list[np.ndarray] | None:
-    """The first images of a few clients, if their examples are images."""
-    if isinstance(shards.x, Ragged) or shards.x.ndim < 3:
-        return None
-    filled = np.flatnonzero(np.asarray(shards.count))[:6]
+def _images(shards: Shards) -> list[np.ndarray]:
+    """Return the first images of a few clients, if their examples are images."""
+    if isinstance(shards.x, Ragged) or not (
+        shards.x.ndim == 3 or (shards.x.ndim == 4 and shards.x.shape[3] in (1, 3))
+    ):
+        return []
+    clients, images = federation.SHEET
+    filled = np.flatnonzero(np.asarray(shards.count))[:clients]
+    starts, counts = shards.start[filled], np.minimum(shards.count[filled], images)
     return [
-        np.asarray(shards.x[shards.start[client] : shards.start[client] + shards.count[client]])
-        for client in filled
+        np.asarray(shards.x[start : start + count])
+        for start, count in zip(starts, counts, strict=True)
     ]
 
 

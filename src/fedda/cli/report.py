@@ -58,12 +58,12 @@ def print_table(rows: list[Row], threshold: float | None = None) -> None:
 
 def write_report(paths: list[Path], directory: Path, threshold: float | None, needed: bool) -> None:
     try:
-        written = comparison.write(paths, directory, threshold)
+        files, notes = comparison.write(paths, directory, threshold)
     except MissingExtraError as error:
         if needed:
             raise
         err.print(escape(f"No report: {error}"))
         return
-    for note in written.notes:
+    for note in notes:
         err.print(escape(note), soft_wrap=True)
-    err.print(f"Report: {written.files[0]}", soft_wrap=True)
+    err.print(f"Report: {files[0]}", soft_wrap=True)

@@ -114,11 +114,10 @@ def save(figure: Any, *paths: Path, dpi: int = 200) -> list[Path]:
 def draw(panels: Sequence[Panel], directory: Path, name: str) -> list[Path]:
     """Draw panels side by side as `name`.png and `name`.pdf, with one legend below them."""
     labels = {line.curve.label for panel in panels for line in panel.lines}
-    columns = max(1, min(3, 80 // (max(map(len, labels)) + 8))) * len(panels)
-    if len(panels) > 1:  # a wide legend has no last row of one
-        columns = math.ceil(len(labels) / math.ceil(len(labels) / columns))
-    height = 3.8 + 0.2 * math.ceil(len(labels) / columns)
-    figure = new_figure(6.4 if len(panels) == 1 else 3.5 * len(panels), height)
+    width = 6.4 if len(panels) == 1 else 3.5 * len(panels)
+    columns = max(1, int(12 * width / (max(map(len, labels)) + 8)))  # 12 letters are an inch
+    columns = math.ceil(len(labels) / math.ceil(len(labels) / columns))  # no last row of one
+    figure = new_figure(width, 3.8 + 0.2 * math.ceil(len(labels) / columns))
     for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         axes.set(xlabel=panel.x_label, ylabel=panel.y_label, title=panel.title)
         for curve, number, thick in panel.lines:

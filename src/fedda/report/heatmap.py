@@ -1,4 +1,4 @@
-"""A map of a sweep over two hyper-parameters: what was reached with each pair of values."""
+"""The heat map of a sweep over two hyper-parameters: the result of each pair of values."""
 
 import math
 from collections.abc import Mapping
@@ -8,51 +8,49 @@ from typing import Any
 
 import numpy as np
 
-from fedda.storage.files import naming
+from fedda.report.figures import new_figure, save
 
 
 def write(summary: Mapping[str, Any], path: Path) -> bool:
-    """Draws the map of a sweep's summary, if it has two axes and matplotlib is here to draw it.
+    """Draw the heat map of a sweep as PNG, if it has two axes and Matplotlib is installed.
 
-    Points of earlier rungs, which were not trained for all rounds, and those that failed are grey.
+    Points that failed, or that an earlier rung of `--halving` dropped, are grey.
+
+    Args:
+        summary: The content of the sweep's `summary.json`.
+        path: The file to write.
+
+    Returns:
+        Whether the file was written.
     """
-    axes = {name: values for name, values in summary["grid"].items() if len(values) > 1}
+    axes = [name for name, values in summary["grid"].items() if len(values) > 1]
     if len(axes) != 2 or find_spec("matplotlib") is None:
         return False
-    from matplotlib import colormaps
-    from matplotlib.figure import Figure
-
     values = table(summary, *axes)
-    figure = Figure(figsize=(1.6 + 0.9 * values.shape[1], 1.4 + 0.6 * values.shape[0]))
-    plot = figure.add_subplot()
-    reverse = "" if summary["higher_is_better"] else "_r"
-    colours = colormaps[f"viridis{reverse}"].with_extremes(bad="0.85")
+    figure = new_figure(1.6 + 0.9 * values.shape[1], 1.4 + 0.6 * values.shape[0])
+    plot = figure.add_subplot(xlabel=axes[1], ylabel=axes[0])
+    colours = "viridis" if summary["higher_is_better"] else "viridis_r"
+    plot.set_facecolor("0.85")  # where nothing was reached
     plot.imshow(values, cmap=colours, aspect="auto", origin="lower")
-    middle = (np.nanmin(values) + np.nanmax(values)) / 2 if not np.isnan(values).all() else 0.0
+    readable = {"facecolor": "white", "alpha": 0.7, "linewidth": 0}  # on any colour
     for (row, column), value in np.ndenumerate(values):
-        light = (value < middle) == summary["higher_is_better"]
-        words = "-" if math.isnan(value) else f"{value:.3g}"
-        color = "black" if math.isnan(value) or not light else "white"
-        plot.text(column, row, words, ha="center", va="center", color=color)
-    (down, rows), (across, columns) = axes.items()
-    plot.set_xticks(range(len(columns)), [f"{value:g}" for value in columns])
-    plot.set_yticks(range(len(rows)), [f"{value:g}" for value in rows])
-    plot.set_xlabel(across)
-    plot.set_ylabel(down)
+        text = "-" if math.isnan(value) else f"{value:.3g}"
+        plot.text(column, row, text, ha="center", va="center", bbox=readable)
+    for name, set_ticks in zip(axes, (plot.set_yticks, plot.set_xticks), strict=True):
+        values = summary["grid"][name]
+        set_ticks(range(len(values)), [f"{value:g}" for value in values])
     plot.set_title(f"{summary['algorithm']} on {summary['task']}: {summary['by']}", fontsize=10)
-    figure.tight_layout()
-    with naming(path):
-        figure.savefig(path, dpi=150)
+    save(figure, path)
     return True
 
 
 def table(summary: Mapping[str, Any], down: str, across: str) -> np.ndarray:
-    """What was reached, by the values of two names; not a number where nothing was."""
+    """Return the results by the values of two hyper-parameters; NaN where there is none."""
     rows, columns = (summary["grid"][name] for name in (down, across))
     values = np.full((len(rows), len(columns)), np.nan)
     for point in summary["ranking"]:
-        reached = point[summary["by"]]
-        if point["failures"] == 0 and reached is not None:
-            place = rows.index(point["hyper"][down]), columns.index(point["hyper"][across])
-            values[place] = reached
+        result = point[summary["by"]]
+        if point["failures"] == 0 and result is not None:
+            hyper = point["hyper"]
+            values[rows.index(hyper[down]), columns.index(hyper[across])] = result
     return values

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedda.errors import import_extra
 from fedda.report.figures import Panel, line_style, metric_label, sentence_case
+from fedda.report.tables import markdown_table, markdown_text
 
 
 @lru_cache
@@ -19,14 +20,12 @@ def _environment(package: str) -> Any:
         loader=jinja2.ChoiceLoader([jinja2.PackageLoader(name) for name in (package, __package__)]),
         autoescape=jinja2.select_autoescape(),
         undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {
-        "metric_label": metric_label,
-        "plot_data": plot_data,
-        "sentence_case": sentence_case,
-    }
+    for function in (markdown_table, markdown_text, metric_label, plot_data, sentence_case):
+        found.filters[function.__name__] = function
     return found
 
 

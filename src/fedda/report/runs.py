@@ -4,7 +4,8 @@ A run directory holds `config.toml`, `metrics.jsonl` and, once the run has finis
 """
 
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ SUMMARY = {
 
 
 class Run(NamedTuple):
-    """One run directory, as read."""
+    """The content of one run directory."""
 
     path: Path
     config: dict[str, Any]
@@ -41,9 +42,18 @@ class Run(NamedTuple):
     def seed(self) -> int:
         return int(self.config["seed"])
 
+    @property
+    def settings(self) -> dict[str, str]:
+        """All settings but the seed, as text."""
+        return {key: str(value) for key, value in self.config.items() if key != "seed"}
+
 
 def read_runs(paths: Iterable[str | Path]) -> list[Run]:
-    """Every run directory at or below `paths`, by algorithm and seed, each once."""
+    """Read every run directory at or below `paths`, once each, in the order of their algorithms.
+
+    Raises:
+        InputError: There is no run, or one of them is damaged.
+    """
     directories: dict[Path, Path] = {}
     for path in map(Path, paths):
         logs = sorted(path.rglob("metrics.jsonl"))
@@ -54,20 +64,22 @@ def read_runs(paths: Iterable[str | Path]) -> list[Run]:
             )
         for log in logs:
             directories.setdefault(log.parent.resolve(), log.parent)
-    runs = sorted(
+    runs: dict[object, Run] = {}
+    for run in sorted(
         map(_read_run, directories.values()),
         key=lambda run: (run.algorithm, run.seed, str(run.path)),
-    )
-    found: dict[object, Run] = {}
-    for run in runs:
-        original = found.setdefault((settings(run), run.seed), run)
-        if original is not run:
-            original.notes.append(f"{run.path}: left out, a copy of {original.path}")
-    return list(found.values())
+    ):
+        first = runs.setdefault((frozenset(run.settings.items()), run.seed), run)
+        if first is not run:
+            first.notes.append(f"{run.path}: left out, a copy of {first.path}")
+    return list(runs.values())
 
 
 def _read_run(directory: Path) -> Run:
-    config = _read(directory / "config.toml", _read_config)
+    with _refusing_damage(directory / "config.toml") as path:
+        config = tomllib.loads(path.read_text(encoding="utf-8"))
+        if why := mismatch(config, CONFIG):
+            raise ValueError(why)
     evaluations, notes = read_log(directory / "metrics.jsonl")
     finished = (directory / "summary.json").exists()
     summary = read_summary(directory / "summary.json") if finished else None
@@ -83,20 +95,16 @@ def _read_run(directory: Path) -> Run:
 
 
 def read_summary(path: Path, spec: Any = SUMMARY) -> dict[str, Any]:
-    """Return the summary of a finished run; one that is damaged is refused."""
-    return _read(path, lambda path: read_json(path, spec))
+    """Return the summary of a finished run; refuse one that is damaged."""
+    with _refusing_damage(path):
+        summary: dict[str, Any] = read_json(path, spec)
+        return summary
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    config = tomllib.loads(path.read_text(encoding="utf-8"))
-    if why := mismatch(config, CONFIG):
-        raise ValueError(why)
-    return config
-
-
-def _read(path: Path, read: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+@contextmanager
+def _refusing_damage(path: Path) -> Iterator[Path]:
     try:
-        return read(path)
+        yield path
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(
             f"got {path}, which cannot be read ({error}); expected the file that a run writes; "
@@ -105,7 +113,7 @@ def _read(path: Path, read: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
 
 
 def read_log(path: Path) -> tuple[list[Evaluation], list[str]]:
-    """Return the evaluations of a run, and notes about them; damaged lines are refused."""
+    """Return the evaluations of a run, and notes about them; refuse damaged lines."""
     found = read_rows(path, EVALUATION)
     if found.is_damaged:
         raise InputError(
@@ -114,7 +122,3 @@ def read_log(path: Path) -> tuple[list[Evaluation], list[str]]:
         )
     cut = [f"{path.parent}: ignored the truncated last line of {path.name}"] if found.rest else []
     return found.rows, cut
-
-
-def settings(run: Run) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted((key, str(value)) for key, value in run.config.items() if key != "seed"))

@@ -1,6 +1,6 @@
 """Statistics of runs over their seeds: intervals, the rows of a table, and curves.
 
-Runs that differ only in their seed are one row, and one curve.
+Runs that differ only in their seed share a row and a curve.
 """
 
 import math
@@ -10,17 +10,18 @@ from typing import NamedTuple
 import numpy as np
 
 from fedda.errors import InputError
-from fedda.report.runs import Evaluation, Run, settings
+from fedda.report.runs import Evaluation, Run
 from fedda.storage.files import EVALUATION
 
+LAST = 5  # evaluations at the end of a run that are averaged
 _NOT_A_METRIC = {*EVALUATION, "train_loss", "loss"}
 
 
 class Interval(NamedTuple):
-    """A mean over seeds; not a number where the result of some seed was not finite."""
+    """A mean over seeds; NaN if the result of some seed is not finite."""
 
     mean: float
-    half: float | None  # the half of its 95 % interval; None for a single seed
+    half: float | None  # half the width of its 95 % interval; None for a single seed
 
 
 class Row(NamedTuple):
@@ -29,24 +30,24 @@ class Row(NamedTuple):
     label: str
     metric: str
     higher_is_better: bool
-    threshold: float | None  # None where no evaluation was finite
-    last: int
+    threshold: float | None  # None if no evaluation is finite
+    last: int  # evaluations that `mean_of_last` averages
     seeds: int
-    unfinished: int  # of the seeds
+    unfinished: int  # seeds
     final: Interval | None
     mean_of_last: Interval | None
     rounds_to_threshold: Interval | None  # over the seeds that reached it
-    reached: int  # of the seeds
+    reached: int  # seeds
     train_loss: Interval | None
     megabytes_up: Interval | None
     megabytes_down: Interval | None
-    seconds: Interval | None  # without compilation, of the finished seeds
+    seconds: Interval | None  # without compilation, over the finished seeds
     nonfinite_clients: int  # summed over the seeds
     skipped_rounds: int  # summed over the seeds
 
 
 class Curve(NamedTuple):
-    """The mean over seeds and its range; NaN where some seed was not finite."""
+    """Means over seeds with their ranges; NaN where some seed is not finite."""
 
     label: str
     x: list[float]
@@ -55,9 +56,9 @@ class Curve(NamedTuple):
     high: list[float]
 
 
-def interval(values: Sequence[float | None]) -> Interval:
-    """The mean over seeds, and how far off it may be: Student's t, 95 %."""
-    from scipy.special import stdtrit  # takes long to load, and few commands need it
+def interval(values: Iterable[float | None]) -> Interval:
+    """Return the mean of some values and its 95 % interval by Student's t. None counts as NaN."""
+    from scipy.special import stdtrit  # slow to load, and few commands need it
 
     known = [math.nan if value is None else value for value in values]
     mean = math.fsum(known) / len(known)
@@ -70,21 +71,29 @@ def interval(values: Sequence[float | None]) -> Interval:
 
 
 def group(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """The runs of each configuration, under a label that tells it from the others."""
+    """Group runs by their configuration, under labels with the settings that tell them apart."""
     tasks = sorted({str(run.config["task"]) for run in runs})
     if len(tasks) != 1:
         raise InputError(
             f"got runs of {len(tasks)} tasks ({', '.join(tasks)}), expected one: "
             "make one report for each task"
         )
-    groups: dict[tuple[tuple[str, str], ...], list[Run]] = {}
+    keys = sorted({key for run in runs for key in run.settings})
+    values: dict[tuple[str, str], set[str]] = {}
     for run in runs:
-        groups.setdefault(settings(run), []).append(run)
-    return {_label(settings, list(groups)): members for settings, members in groups.items()}
+        for key in keys:
+            values.setdefault((run.algorithm, key), set()).add(run.settings.get(key, "unset"))
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        varying = [key for key in keys if len(values[run.algorithm, key]) > 1]
+        details = ", ".join(f"{key}={run.settings.get(key, 'unset')}" for key in varying)
+        label = f"{run.algorithm} ({details})" if details else run.algorithm
+        groups.setdefault(label, []).append(run)
+    return groups
 
 
 def measure(runs: Sequence[Run]) -> tuple[str, bool]:
-    """The name of the task's metric, and whether higher is better."""
+    """Return the name of the task's metric, and whether higher is better."""
     for run in runs:
         if run.summary is not None:
             return str(run.summary["metric"]), bool(run.summary["higher_is_better"])
@@ -94,19 +103,20 @@ def measure(runs: Sequence[Run]) -> tuple[str, bool]:
     return name, name != "loss"
 
 
-def table(runs: Sequence[Run], threshold: float | None = None, last: int = 5) -> list[Row]:
-    """One row per algorithm and configuration, over its seeds.
+def table(runs: Sequence[Run], threshold: float | None = None) -> list[Row]:
+    """Return one row for each algorithm and configuration.
 
-    The threshold is by default 5 % short of the best mean over the `last` evaluations in the
-    table, rounded to two decimals: 95 % of the highest, or 105 % of the lowest where lower is
-    better.
+    Args:
+        runs: Runs of one task.
+        threshold: Value of the metric to count the rounds to. By default 5 % short of the best mean
+            over the last evaluations, rounded to two decimals: 95 % of the highest, or 105 % of the
+            lowest if lower is better.
     """
-    if last < 1:
-        raise InputError(f"got last={last}, expected at least 1 evaluation to average")
-    last = min(last, max([1, *(len(_trained(run)) for run in runs)]))  # short runs have fewer
     metric, higher_is_better = measure(runs)
+    sign = 1 if higher_is_better else -1
+    last = min(LAST, max([1, *(len(_trained(run)) for run in runs)]))  # short runs have fewer
     groups = group(runs)
-    means_of_last = {
+    means = {
         label: _over_seeds(
             float(np.mean([_value(row, metric) for row in _trained(run)[-last:]]))
             for run in members
@@ -114,14 +124,19 @@ def table(runs: Sequence[Run], threshold: float | None = None, last: int = 5) ->
         )
         for label, members in groups.items()
     }
-    if threshold is None:
-        threshold = _default_threshold(means_of_last.values(), higher_is_better)
+    finite = [sign * found.mean for found in means.values() if found and math.isfinite(found.mean)]
+    if threshold is None and finite:  # the absolute value: log-likelihoods are negative
+        threshold = round(sign * (max(finite) - 0.05 * abs(max(finite))), 2)
+    goal = math.inf if threshold is None else sign * threshold
     rows = []
     for label, members in groups.items():
         final = [_trained(run)[-1] for run in members if run.evaluations]
-        finished = [run.summary for run in members if run.summary is not None]
-        first_rounds = [_first_round(run, metric, threshold, higher_is_better) for run in members]
-        reached = [first for first in first_rounds if first is not None]
+        summaries = [run.summary for run in members if run.summary is not None]
+        at_goal = [
+            [row["round"] for row in run.evaluations if sign * _value(row, metric) >= goal]
+            for run in members
+        ]
+        reached = [rounds[0] for rounds in at_goal if rounds]
         rows.append(
             Row(
                 label=label,
@@ -130,17 +145,17 @@ def table(runs: Sequence[Run], threshold: float | None = None, last: int = 5) ->
                 threshold=threshold,
                 last=last,
                 seeds=len(members),
-                unfinished=len(members) - len(finished),
-                final=_of(metric, final),
-                mean_of_last=means_of_last[label],
+                unfinished=len(members) - len(summaries),
+                final=_over_seeds(_value(row, metric) for row in final),
+                mean_of_last=means[label],
                 rounds_to_threshold=_over_seeds(reached),
                 reached=len(reached),
-                train_loss=_of("train_loss", final),
-                megabytes_up=_of("bytes_up", final, unit=1e6),
-                megabytes_down=_of("bytes_down", final, unit=1e6),
+                train_loss=_over_seeds(_value(row, "train_loss") for row in final),
+                megabytes_up=_over_seeds(row["bytes_up"] / 1e6 for row in final),
+                megabytes_down=_over_seeds(row["bytes_down"] / 1e6 for row in final),
                 seconds=_over_seeds(
                     summary["seconds"]["total"] - summary["seconds"]["compile"]
-                    for summary in finished
+                    for summary in summaries
                     if "seconds" in summary
                 ),
                 nonfinite_clients=sum(row["nonfinite_clients"] for row in final),
@@ -151,43 +166,32 @@ def table(runs: Sequence[Run], threshold: float | None = None, last: int = 5) ->
 
 
 def curves(runs: Sequence[Run], key: str, x: Callable[[Evaluation], float]) -> list[Curve]:
-    """`key` of the evaluations against their `x`, over the seeds that got as far."""
+    """Return a curve for each algorithm and configuration, over the seeds that got as far.
+
+    Args:
+        runs: Runs of one task.
+        key: The value of an evaluation on the vertical axis.
+        x: Returns the place of an evaluation on the horizontal axis.
+    """
     result = []
     for label, members in group(runs).items():
         by_round: dict[int, list[Evaluation]] = {}
         for run in members:
             for row in run.evaluations:
                 by_round.setdefault(row["round"], []).append(row)
-        rounds = sorted(by_round)
-        values = [[_value(row, key) for row in by_round[r]] for r in rounds]
-        result.append(
-            Curve(
-                label,
-                x=[float(np.mean([x(row) for row in by_round[r]])) for r in rounds],
-                mean=[float(np.mean(v)) for v in values],
-                low=[float(np.min(v)) for v in values],
-                high=[float(np.max(v)) for v in values],
-            )
-        )
+        points = []
+        for _, rows in sorted(by_round.items()):
+            values = [_value(row, key) for row in rows]
+            place = np.mean([x(row) for row in rows])
+            points.append((place, np.mean(values), np.min(values), np.max(values)))
+        columns: list[list[float]] = np.reshape(points, (-1, 4)).T.tolist()
+        result.append(Curve(label, *columns))
     return result
 
 
 def megabytes(row: Evaluation) -> float:
-    """What was sent in both directions up to this evaluation."""
-    return (_value(row, "bytes_up") + _value(row, "bytes_down")) / 1e6
-
-
-def _label(
-    settings: tuple[tuple[str, str], ...], everyone: list[tuple[tuple[str, str], ...]]
-) -> str:
-    own = dict(settings)
-    rivals = [
-        rival for other in everyone if (rival := dict(other))["algorithm"] == own["algorithm"]
-    ]
-    keys = sorted({key for rival in rivals for key in rival})
-    varying = [key for key in keys if len({rival.get(key) for rival in rivals}) > 1]
-    details = ", ".join(f"{key}={own.get(key, 'unset')}" for key in varying)
-    return f"{own['algorithm']} ({details})" if details else own["algorithm"]
+    """Return the megabytes sent up and down until an evaluation."""
+    return (row["bytes_up"] + row["bytes_down"]) / 1e6
 
 
 def _value(row: Evaluation, key: str) -> float:
@@ -204,30 +208,3 @@ def _trained(run: Run) -> list[Evaluation]:
 def _over_seeds(values: Iterable[float]) -> Interval | None:
     known = list(values)
     return interval(known) if known else None
-
-
-def _of(key: str, evaluations: list[Evaluation], unit: float = 1.0) -> Interval | None:
-    return _over_seeds(_value(row, key) / unit for row in evaluations)
-
-
-def _default_threshold(
-    means_of_last: Iterable[Interval | None], higher_is_better: bool
-) -> float | None:
-    means = [found.mean for found in means_of_last if found and math.isfinite(found.mean)]
-    if not means:
-        return None
-    best = max(means) if higher_is_better else min(means)
-    slack = 0.05 * abs(best)  # the absolute value: a metric such as a log-likelihood is negative
-    return round(best - slack if higher_is_better else best + slack, 2)
-
-
-def _first_round(
-    run: Run, metric: str, threshold: float | None, higher_is_better: bool
-) -> int | None:
-    if threshold is None:
-        return None
-    for row in run.evaluations:
-        value = _value(row, metric)
-        if value >= threshold if higher_is_better else value <= threshold:
-            return int(row["round"])
-    return None

@@ -1,7 +1,7 @@
-"""Tables as text and in Markdown."""
+"""Tables of results as text and in Markdown."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 
 from fedda.report.statistics import Interval, Row
@@ -32,54 +32,33 @@ def markdown_table(rows: Sequence[Sequence[str]], align: str = "") -> str:
 
 
 def text_table(rows: Sequence[Row]) -> list[list[str]]:
-    """The table as text: the header, then a line of cells for each row.
+    """Return the cells of a comparison as text; the first row is the header.
 
-    Failures have columns only where there were any.
+    Failures have columns only if there are any.
     """
     metric, threshold, last = rows[0].metric, rows[0].threshold, rows[0].last
-    header = [
-        "algorithm",
-        "seeds",
-        metric,
-        f"last {last}",
-        "rounds to threshold" if threshold is None else f"rounds to {threshold:g}",
-        "train loss",
-        "MB up",
-        "MB down",
-        "seconds",
-    ]
-    lines = [
-        [
-            row.label,
-            f"{row.seeds} ({row.unfinished} unfinished)" if row.unfinished else str(row.seeds),
-            interval_text(row.final),
-            interval_text(row.mean_of_last),
-            _rounds_text(row),
-            interval_text(row.train_loss),
-            interval_text(row.megabytes_up),
-            interval_text(row.megabytes_down),
-            interval_text(row.seconds, style=",.1f"),
-        ]
-        for row in rows
-    ]
-    for name, counts in failures(rows).items():
-        header.append(name)
-        for line, count in zip(lines, counts, strict=True):
-            line.append(str(count))
-    return [header, *lines]
-
-
-def failures(rows: Sequence[Row]) -> dict[str, list[int]]:
-    """What went wrong anywhere, by the name of its column: how often in each row."""
-    counted = {
-        "non-finite": [row.nonfinite_clients for row in rows],
-        "skipped": [row.skipped_rounds for row in rows],
+    columns: dict[str, Callable[[Row], str]] = {
+        "algorithm": lambda row: row.label,
+        "seeds": lambda row: (
+            f"{row.seeds} ({row.unfinished} unfinished)" if row.unfinished else str(row.seeds)
+        ),
+        metric: lambda row: interval_text(row.final),
+        f"last {last}": lambda row: interval_text(row.mean_of_last),
+        "rounds to threshold" if threshold is None else f"rounds to {threshold:g}": _rounds_text,
+        "train loss": lambda row: interval_text(row.train_loss),
+        "MB up": lambda row: interval_text(row.megabytes_up),
+        "MB down": lambda row: interval_text(row.megabytes_down),
+        "seconds": lambda row: interval_text(row.seconds, style=",.1f"),
     }
-    return {name: counts for name, counts in counted.items() if any(counts)}
+    if any(row.nonfinite_clients for row in rows):
+        columns["non-finite"] = lambda row: str(row.nonfinite_clients)
+    if any(row.skipped_rounds for row in rows):
+        columns["skipped"] = lambda row: str(row.skipped_rounds)
+    return [list(columns), *([cell(row) for cell in columns.values()] for row in rows)]
 
 
 def meaning_of_interval(rows: Sequence[Row]) -> str:
-    """What ± says in a table of these rows; empty where no row has several seeds."""
+    """Say what ± means in a table of these rows; empty if every row has one seed."""
     counts = {row.seeds for row in rows}
     if counts == {1}:
         return ""
@@ -87,18 +66,25 @@ def meaning_of_interval(rows: Sequence[Row]) -> str:
     return f"± 95 % interval over {seeds} (Student's t)"
 
 
-def interval_text(found: Interval | None, style: str | None = None) -> str:
-    if found is None:
+def interval_text(interval: Interval | None, style: str | None = None) -> str:
+    """Return a mean and its interval as text.
+
+    Args:
+        interval: A mean over seeds; None is shown as a dash.
+        style: A format for both numbers. Default: four significant digits of the mean, and as many
+            decimals of the interval.
+    """
+    if interval is None:
         return "-"
-    if math.isnan(found.mean):
+    mean, half = interval
+    if math.isnan(mean):
         return "nan"
-    size = abs(found.mean)
-    if style is None and size != 0 and not 1e-3 <= size < 1e9:
+    if style is None and mean != 0 and not 1e-3 <= abs(mean) < 1e9:
         style = ".2e"
-    elif style is None:  # four significant digits, and an interval with as many decimals
-        style = f",.{min(4, max(0, 3 - math.floor(math.log10(size or 1))))}f"
+    elif style is None:
+        style = f",.{min(4, max(0, 3 - math.floor(math.log10(abs(mean) or 1))))}f"
     # Seeds that agree exactly, as on bytes, have no interval worth a column.
-    return f"{found.mean:{style}}" + (f" ± {found.half:{style}}" if found.half else "")
+    return f"{mean:{style}}" + (f" ± {half:{style}}" if half else "")
 
 
 def _rounds_text(row: Row) -> str:
