@@ -97,7 +97,7 @@ def test_help_lists_the_commands_as_a_user_meets_them(fedda):
     assert listed[:3] == ["run", "compare", "report"]
     assert listed == list(cli.ORDER)
     words = re.findall(r"[\w.,]+", fedda("compare", "--help")[1])
-    assert "A new directory, or a comparison to finish." in " ".join(words)
+    assert "A new directory, or one to finish." in " ".join(words)
 
 
 def test_run_with_a_file_and_json(fedda, tmp_path: Path):
@@ -159,13 +159,6 @@ def test_a_comparison_keeps_what_it_was_begun_with(fedda, tmp_path: Path):
     _, out, _ = fedda("compare", "--out", "cmp", "-q", "--json")
     runs = [(run["algorithm"], run["rounds"]) for run in json.loads(out)["runs"]]
     assert runs == [("fedavg", 4), ("fedprox", 4)]
-
-
-def test_compare_names_the_file_that_has_an_algorithm(fedda, tmp_path: Path):
-    (tmp_path / "mine.toml").write_text('algorithm = "fedprox"\n')
-    _, _, err = fedda("compare", "mine.toml")
-    assert "takes algorithms by name: fedda compare fedavg fedda-adam. Remove the key " in err
-    assert "algorithm from mine.toml." in err
 
 
 def test_a_wrong_command_has_one_suggestion(fedda):
@@ -255,7 +248,7 @@ def test_algorithms_lists_all_and_shows_each(fedda):
         (["run", "algoritm=fedavg"], "fedda: unknown setting 'algoritm'. Did you mean algorithm?"),
         (["run", "--resume", "."], "is not a run directory"),
         (["compare", "fedavgg"], "unknown algorithm 'fedavgg'. Did you mean fedavg"),
-        (["compare", "algorithm=fedavg"], "Remove algorithm=fedavg."),
+        (["compare", "algorithm=fedavg"], "by name: fedda compare fedavg fedda-adam. Remove the"),
         (
             ["compare", "fedavg", "scaffold", "mu=1"],
             "none of the compared algorithms has the setting 'mu'. It is a setting of fedda-sgdm, ",
@@ -282,10 +275,10 @@ def test_algorithms_lists_all_and_shows_each(fedda):
         (["run", "algorithm=fedavgm"], "FedAvgM is fedopt-sgdm here."),
         (["compare", "FedAdagrad"], "FedAdagrad is fedopt-adagrad here."),
         (["sweep", "algorithm=fed_yogi"], "FedYogi is fedopt-yogi here."),
-        (["run", "--rounds", "5"], "rounds is a setting, not an option: write rounds=5"),
-        (["compare", "--local-work=3"], "write local_work=3"),
-        (["sweep", "--client_lr"], "write client_lr=VALUE"),
-        (["run", "--outt", "x"], "'--out'"),
+        (["run", "--rounds", "5"], "and settings key=value, got '--rounds 5'"),
+        (["compare", "--local-work=3"], "unknown setting '--local-work'. Did you mean local_work?"),
+        (["sweep", "--client_lr"], "and settings key=value, got '--client_lr'"),
+        (["run", "--outt", "x"], "and settings key=value, got '--outt x'"),
     ],
 )
 def test_wrong_input_is_a_message(fedda, tmp_path: Path, words: list[str], message: str):

@@ -1,6 +1,7 @@
 """The command `fedda`: its commands, and what it prints when one of them fails."""
 
 import os
+import re
 import sys
 from importlib.metadata import entry_points
 from typing import Annotated, Any
@@ -15,17 +16,18 @@ from fedda.cli.compare import compare_command
 from fedda.cli.data import data_app
 from fedda.cli.report import report_command
 from fedda.cli.run import ABOUT_SETTINGS, run_command
-from fedda.cli.settings import CommandWithSettings
 from fedda.cli.sweep import sweep_command
 from fedda.cli.terminal import out, print_error
 from fedda.errors import InputError, unknown
 from fedda.simulate import devices, hosts
 
 ORDER = ("run", "compare", "report", "sweep", "algorithms", "data", "reproduce", "theory", "bench")
+OUT_OF_MEMORY = "RESOURCE_EXHAUSTED|out of memory"
+ADVICE = "Lower batch, cohort, clients or chunk, or choose a smaller model."
 
 
 class _Commands(TyperGroup):
-    """Lists the commands in the order in which a user meets them, and suggests one, not twice."""
+    """A group that lists its commands in the order in which a user meets them."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         found = super().list_commands(ctx)
@@ -44,17 +46,19 @@ app = typer.Typer(
     rich_markup_mode="markdown",  # which fits paragraphs to the terminal
 )
 app.add_typer(data_app, name="data", cls=_Commands)
-app.command("run", cls=CommandWithSettings, epilog=ABOUT_SETTINGS)(run_command)
-app.command("compare", cls=CommandWithSettings)(compare_command)
+# An unknown option is taken for a setting, and the error then says how settings are written.
+with_settings = {"ignore_unknown_options": True}
+app.command("run", context_settings=with_settings, epilog=ABOUT_SETTINGS)(run_command)
+app.command("compare", context_settings=with_settings)(compare_command)
+app.command("sweep", context_settings=with_settings)(sweep_command)
 app.command("report")(report_command)
-app.command("sweep", cls=CommandWithSettings)(sweep_command)
 app.command("algorithms")(algorithms_command)
-for _plugin in entry_points(group="fedda.commands"):  # such as those of a source checkout
-    app.command(_plugin.name)(_plugin.load())
+for plugin in entry_points(group="fedda.commands"):
+    app.command(plugin.name)(plugin.load())
 
 
 def main() -> None:
-    """Runs the command: a wrong input is a message, not a traceback."""
+    """Run the command. A wrong input is a message, not a traceback."""
     with hosts.parting():
         try:
             app()
@@ -62,14 +66,10 @@ def main() -> None:
             print_error(str(error))
             sys.exit(2)
         except (MemoryError, jax.errors.JaxRuntimeError) as error:
-            details = str(error) or "no details are known"
-            lack = "RESOURCE_EXHAUSTED" in details or "out of memory" in details.lower()
-            if not isinstance(error, MemoryError) and not lack:
+            reason = str(error)
+            if not isinstance(error, MemoryError) and not re.search(OUT_OF_MEMORY, reason, re.I):
                 raise
-            print_error(
-                f"there is not enough memory ({details}). Lower batch, cohort, clients or chunk, "
-                "or choose a smaller model."
-            )
+            print_error(f"there is not enough memory{f' ({reason})' if reason else ''}. {ADVICE}")
             sys.exit(1)
         except SystemExit as stop:
             if stop.code in (130, 143):  # JAX would wait for the rounds under way
@@ -84,15 +84,13 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
+Version = typer.Option(
+    "--version", callback=_print_version, is_eager=True, help="Print the version."
+)
+
+
 @app.callback()
-def start(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version."
-        ),
-    ] = False,
-) -> None:
+def start(version: Annotated[bool, Version] = False) -> None:
     """Federated optimisation: FedDA and its baselines, simulated."""
     devices.start_up()
 

@@ -1,77 +1,93 @@
-"""What a person who waits for runs sees of them: bars on a terminal, or else lines."""
+"""Progress of runs, sweeps and downloads: bars on a terminal, lines elsewhere."""
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from fedda.cli.terminal import err
+from fedda.cli.terminal import err, printable
 from fedda.experiments import run as experiment
-from fedda.experiments.compare import Tell, Track
+from fedda.experiments.compare import Tell
+
+Update = Callable[[int, int | None, str], None]  # done, total (None if unknown), and a text
 
 
 @contextmanager
-def shown(quiet: bool) -> Iterator[Track]:
-    """Gives a function that makes, for each run, the function its evaluations are told to."""
+def bars(quiet: bool = False, seconds: float = 0.0) -> Iterator[Callable[[str], Update]]:
+    """Show progress on standard error.
+
+    Args:
+        quiet: Show nothing.
+        seconds: Without a terminal, print a line at most this often, and the last one.
+
+    Yields:
+        A function that adds a bar with this label, and returns the function that updates it.
+    """
     if quiet:
-        yield lambda label: lambda progress: None
-    elif err.is_terminal:
+        yield lambda label: lambda done, total, text: None
+    elif not err.is_terminal:
+        yield lambda label: _lines(label, seconds)
+    else:
         columns = (
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
-            TextColumn("{task.fields[told]}", table_column=Column(no_wrap=True)),
+            TextColumn("{task.fields[text]}", table_column=Column(no_wrap=True)),
             TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
         )
-        with Progress(*columns, console=err, expand=True) as bars:
+        with Progress(*columns, console=err, expand=True) as shown:
 
-            def track(label: str) -> Tell:
-                bar = bars.add_task(escape(label), total=None, told="")
-                pace = _Pace()
+            def add(label: str) -> Update:
+                bar = shown.add_task(printable(label), total=None, text="")
+                return lambda done, total, text: shown.update(
+                    bar, completed=done, total=total, text=printable(text)
+                )
 
-                def tell(progress: experiment.Progress) -> None:
-                    done, total = progress.row["round"], progress.rounds
-                    told = f"{done}/{total} {_told(progress)} {pace(done)}"
-                    bars.update(bar, completed=done, total=total, told=told)
-
-                return tell
-
-            yield track
-    else:
-
-        def track_plainly(label: str) -> Tell:
-            pace = _Pace()
-
-            def tell(progress: experiment.Progress) -> None:
-                done = f"round {progress.row['round']}/{progress.rounds}"
-                line = f"{label}: {done} {_told(progress)} {pace(progress.row['round'])}"
-                print(line.rstrip(), file=sys.stderr, flush=True)
-
-            return tell
-
-        yield track_plainly
+            yield add
 
 
-class _Pace:
-    """Rounds a second since the second evaluation: what came before was compiled meanwhile."""
+def _lines(label: str, seconds: float) -> Update:
+    last = -seconds
 
-    def __init__(self) -> None:
-        self.told: list[tuple[int, float]] = []
+    def update(done: int, total: int | None, text: str) -> None:
+        nonlocal last
+        if done == total or time.monotonic() - last >= seconds:
+            last = time.monotonic()
+            print(f"{label}: {text}", file=sys.stderr, flush=True)
 
-    def __call__(self, number: int) -> str:
-        now = time.perf_counter()
-        self.told.append((number, now))
-        if len(self.told) < 3:
-            return ""
-        start, then = self.told[1]
-        pace = (number - start) / (now - then)
-        return f"{pace:.0f} rounds/s" if pace >= 1 else f"{1 / pace:.1f} s a round"
+    return update
 
 
-def _told(progress: experiment.Progress) -> str:
-    loss, value = progress.row["train_loss"], progress.row[progress.metric]
-    told = "" if loss is None else f"train_loss {loss:.3g} "
-    return told + f"{progress.metric} " + ("-" if value is None else f"{value:.3g}")
+class Speed:
+    """The speed of something, from the amounts done at different times."""
+
+    def __init__(self, skip: int = 0) -> None:
+        """Ignore the first `skip` amounts, until which a program may have been compiled."""
+        self.skip, self.start = skip, (0, 0.0)
+
+    def __call__(self, done: int) -> float | None:
+        """Return the amount a second, or None if it is not known yet."""
+        now = time.monotonic()
+        if self.skip >= 0:
+            self.skip, self.start = self.skip - 1, (done, now)
+        amount, seconds = done - self.start[0], now - self.start[1]
+        return amount / seconds if seconds > 0.1 and amount > 0 else None
+
+
+def run_bar(update: Update) -> Tell:
+    """Return a function that updates a bar at every evaluation of a run."""
+    speed = Speed(skip=1)
+
+    def tell(progress: experiment.Progress) -> None:
+        done, loss = progress.row["round"], progress.row["train_loss"]
+        value, rate = progress.row[progress.metric], speed(done)
+        text = f"round {done}/{progress.rounds}"
+        text += "" if loss is None else f" train_loss {loss:.3g}"
+        text += f" {progress.metric} " + ("-" if value is None else f"{value:.3g}")
+        if rate is not None:
+            text += f" {rate:.0f} rounds/s" if rate >= 1 else f" {1 / rate:.1f} s a round"
+        update(done, progress.rounds, text)
+
+    return tell

@@ -4,12 +4,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
-from rich.markup import escape
-from rich.table import Table
 
-from fedda.cli.terminal import err, print_whole
-from fedda.errors import MissingExtraError, writing
+from fedda.cli import terminal
+from fedda.errors import writing
 from fedda.report import comparison, tables
 from fedda.report.runs import read_runs
 from fedda.report.statistics import Row, table
@@ -31,39 +28,25 @@ def report_command(
     threshold: Threshold = None,
 ) -> None:
     """Write one self-contained page, figures and a table about finished or unfinished runs."""
-    print_table(table(read_runs(directories), threshold), threshold)
-    write_report(directories, out_dir or directories[0], threshold, needed=True)
+    print_rows(table(read_runs(directories), threshold), threshold)
+    write_report(directories, out_dir or directories[0], threshold)
 
 
-def print_table(rows: list[Row], threshold: float | None = None) -> None:
+def print_rows(rows: list[Row], threshold: float | None = None) -> None:
+    """Print a comparison. A threshold that was not given says nothing about a single row."""
     header, *lines = tables.text_table(rows)
-    # On a terminal a column in which every method has the same to report only takes room.
+    # On a terminal a column in which every row has the same to report only takes room.
     dull = {"seeds": str(rows[0].seeds)}
     kept = [i for i, name in enumerate(header) if any(line[i] != dull.get(name) for line in lines)]
-    if threshold is None and len(rows) == 1:  # it would be measured by itself
+    if threshold is None and len(rows) == 1:
         kept = [i for i in kept if not header[i].startswith("rounds to ")]
-    columns = []
-    listing = Table(box=box.SIMPLE_HEAD, collapse_padding=True)
-    for i in kept:
-        # Words under one another, a spread under its mean: side by side they would not fit.
-        cells = [line[i].replace(" ± ", "\n±").replace(" (", "\n(") for line in lines]
-        title = escape(header[i]).replace(" ", "\n")
-        listing.add_column(title, justify="left" if i == 0 else "right")
-        columns.append(map(escape, cells))
-    for row in zip(*columns, strict=True):
-        listing.add_row(*row)
-    listing.caption = tables.meaning_of_interval(rows) or None
-    print_whole(listing)
+    # Words under one another, a spread under its mean: side by side they would not fit.
+    cells = [[header[i].replace(" ", "\n") for i in kept]]
+    cells += [[line[i].replace(" ± ", "\n±").replace(" (", "\n(") for i in kept] for line in lines]
+    terminal.print_table(cells, caption=tables.meaning_of_interval(rows))
 
 
-def write_report(paths: list[Path], directory: Path, threshold: float | None, needed: bool) -> None:
-    try:
-        files, notes = comparison.write(paths, directory, threshold)
-    except MissingExtraError as error:
-        if needed:
-            raise
-        err.print(escape(f"No report: {error}"))
-        return
-    for note in notes:
-        err.print(escape(note), soft_wrap=True)
-    err.print(f"Report: {files[0]}", soft_wrap=True)
+def write_report(paths: list[Path], directory: Path, threshold: float | None) -> None:
+    """Write the report of some runs, and say where."""
+    files, notes = comparison.write(paths, directory, threshold)
+    terminal.note(*notes, f"Report: {files[0]}")

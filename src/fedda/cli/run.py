@@ -5,13 +5,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
-from fedda.cli import progress
-from fedda.cli import tensorboard as tracking
-from fedda.cli.report import print_table
-from fedda.cli.settings import from_command_line
-from fedda.cli.terminal import Json, Quiet, Settings, err, new_directory, out, print_error, training
+from fedda.cli import terminal
+from fedda.cli.progress import bars, run_bar
+from fedda.cli.report import print_rows
+from fedda.cli.tensorboard import event_file
 from fedda.errors import InputError, writing
 from fedda.experiments import run as experiment
 from fedda.report.runs import read_runs
@@ -32,39 +30,30 @@ config.toml in its directory.
 
 @writing("--out")
 def run_command(
-    settings: Settings = None,
+    settings: terminal.Settings = None,
     out_dir: Annotated[Path | None, typer.Option("--out", help="A new run directory.")] = None,
     resume: Annotated[
         Path | None, typer.Option(help="Continue the run of this directory.", metavar="DIR")
     ] = None,
     use: Annotated[
         str | None,
-        typer.Option(
-            "--devices",
-            metavar="N|all",
-            help="Spread the cohort over so many GPUs, or cores.",
-            show_default="as many as pay off",
-        ),
+        typer.Option("--devices", metavar="N|all", help="GPUs, or cores, that share the cohort."),
     ] = None,
     coordinator: Annotated[
         str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="Train together with other processes: where process 0 awaits them.",
-            show_default="train alone",
-        ),
+        typer.Option(metavar="HOST:PORT", help="Train with other processes: address of process 0."),
     ] = None,
-    together: Annotated[int, typer.Option("--processes", help="How many they are.")] = 1,
-    process: Annotated[int, typer.Option(help="Which of them this is, from 0.")] = 0,
-    wait: Annotated[float, typer.Option(help="Seconds to wait for them.")] = 300,
+    together: Annotated[int, typer.Option("--processes", help="The number of processes.")] = 1,
+    process: Annotated[int, typer.Option(help="The number of this one, from 0.")] = 0,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for the others.")] = 300,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Write event files into the run directory.")
     ] = False,
-    quiet: Quiet = False,
-    as_json: Json = False,
+    quiet: terminal.Quiet = False,
+    as_json: terminal.Json = False,
 ) -> None:
     """Train one configuration."""
-    values = from_command_line(settings or [])
+    values = config.from_words(settings or [])
     if resume is not None and out_dir is not None:
         raise InputError("--resume continues in its own directory: leave out --out.")
     if use is not None:
@@ -78,23 +67,20 @@ def run_command(
         values["devices"] = devices.count()
     quiet |= not hosts.is_first()
     resolved = config.resolve(values if resume is None else {})
-    directory = resume or out_dir or new_directory(f"{resolved.task}-{resolved.algorithm}")
+    directory = resume or out_dir or terminal.new_directory(f"{resolved.task}-{resolved.algorithm}")
 
     def hint() -> str:
         begun = (directory / "config.toml").exists()
         return f"Continue with: fedda run --resume {directory}" if begun else "Nothing was written."
 
-    tracker = None
-    if tensorboard and hosts.is_first():
-        tracker = tracking.tensorboard(directory / "tensorboard")
-    alone = coordinator is None
-    with progress.shown(quiet) as track, training(hint, terminable=alone):
-        show = track(str(directory) if resume is not None else resolved.algorithm)
+    track = event_file(directory / "tensorboard") if tensorboard and hosts.is_first() else None
+    with bars(quiet) as add, terminal.training(hint, terminable=coordinator is None):
+        show = run_bar(add(str(resume or resolved.algorithm)))
 
         def on_progress(done: experiment.Progress) -> None:
             show(done)
-            if tracker is not None:
-                tracker(done.row)
+            if track is not None:
+                track(done.row)
 
         if resume is not None:
             outcome = experiment.resume(directory, values, on_progress)
@@ -102,13 +88,12 @@ def run_command(
             outcome = experiment.run(resolved, directory, on_progress)
     if not hosts.is_first():
         return
-    for note in outcome.notes:
-        err.print(escape(note), soft_wrap=True)
+    terminal.note(*outcome.notes)
     if as_json:
         print(json.dumps({"directory": str(directory), **outcome.summary}))
     else:
-        print_table(table(read_runs([directory])))
-        out.print(f"Written to {directory}", soft_wrap=True)
+        print_rows(table(read_runs([directory])))
+        terminal.say(f"Written to {directory}")
     if why := why_untrained(outcome.result.history[-1]):
-        print_error(why)
+        terminal.print_error(why)
         raise typer.Exit(1)

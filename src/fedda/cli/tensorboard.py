@@ -1,7 +1,7 @@
-"""Evaluations for trackers: a tracker is any function that takes a row of the history.
+"""Event files for TensorBoard.
 
-`fedda.run(..., on_evaluation=tracker)` calls one as the run goes on; `fedda run --tensorboard` does
-so with the one here.
+A tracker is any function that takes a row of the history: `fedda.run(..., on_evaluation=tracker)`
+calls it at every evaluation. `fedda run --tensorboard` uses the tracker of this module.
 """
 
 import time
@@ -10,25 +10,19 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from fedda.errors import InputError
-
-Tracker = Callable[[dict[str, Any]], None]
+from fedda.errors import import_extra
 
 
-def tensorboard(directory: Path | str) -> Tracker:
-    """Writes rows as TensorBoard's event files, each number under its name and its round.
+def event_file(directory: Path | str) -> Callable[[dict[str, Any]], None]:
+    """Return a tracker that writes every number of a row under its name and round.
 
-    A run that is continued writes another file there, which replaces the rounds that it repeats.
+    A resumed run writes another file, which replaces the rounds that it repeats.
     """
-    try:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-    except ImportError:
-        raise InputError(
-            "event files for TensorBoard are written by its own package, which is not installed: "
-            "pip install 'fedda[tensorboard]'"
-        ) from None
+    import_extra("tensorboard", "tensorboard", "write event files for TensorBoard")
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
     writer: Any = None
 
     def track(row: dict[str, Any]) -> None:
@@ -36,7 +30,7 @@ def tensorboard(directory: Path | str) -> Tracker:
         where = {"step": row["round"], "wall_time": time.time()}
         if writer is None:
             writer = EventFileWriter(str(directory))
-            start = SessionLog(status=SessionLog.START)  # what was written of later rounds is void
+            start = SessionLog(status=SessionLog.START)  # voids later rounds of an earlier file
             writer.add_event(Event(session_log=start, **where))
         values = [
             Summary.Value(tag=name, simple_value=value)

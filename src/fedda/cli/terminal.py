@@ -6,15 +6,15 @@ Results go to standard output; what a person reads meanwhile goes to standard er
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich import box
+from rich.console import Console, JustifyMethod
 from rich.markup import escape
-from rich.measure import Measurement
 from rich.table import Table
 
 from fedda.errors import InputError, is_full
@@ -28,6 +28,10 @@ Settings = Annotated[
         show_default=False,
     ),
 ]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", help="A new directory, or one to finish.", show_default="runs/..."),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
@@ -35,15 +39,63 @@ out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
 
-def print_whole(listing: Table) -> None:
-    """Prints a table; where the terminal is too narrow, it wraps lines and shortens no number."""
-    needed = Measurement.get(out, out.options.update(width=1000), listing).maximum
-    Console(highlight=False, width=max(needed, out.width)).print(listing)
+def print_table(
+    rows: Sequence[Sequence[str]], align: str = "", title: str = "", caption: str = ""
+) -> None:
+    """Print a table.
+
+    Args:
+        rows: The cells of each row; the first row is the header, which may be empty.
+        align: `l`, `r` or `c` for each column, and `w` for words, which are wrapped on a narrow
+            terminal. Other columns are never shortened. Default: the first to the left, the others
+            to the right.
+        title: A line above the table.
+        caption: A line below it.
+    """
+    header, *body = rows
+    align = align or "l".ljust(len(header), "r")
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        collapse_padding=True,
+        show_header=any(header),
+        title=printable(title) or None,
+        title_justify="left",
+        caption=caption or None,
+    )
+    sides: dict[str, JustifyMethod] = {"r": "right", "c": "center"}
+    for name, side in zip(header, align, strict=True):
+        justify = sides.get(side, "left")
+        table.add_column(printable(name), justify=justify, no_wrap=side != "w", overflow="fold")
+    for row in body:
+        table.add_row(*map(printable, row))
+    (out.print if "w" in align else print_whole)(table)
+
+
+def print_whole(table: Table) -> None:
+    """Print a table whose cells are neither wrapped nor shortened on a narrow terminal."""
+    Console(highlight=False, width=1000).print(table)
+
+
+def printable(text: str) -> str:
+    """Escape Rich's markup, and bytes of a file name that are not UTF-8."""
+    return escape(text.encode(errors="backslashreplace").decode())
+
+
+def say(*lines: str) -> None:
+    """Print lines of the result, each as long as it is."""
+    for line in lines:
+        out.print(printable(line), soft_wrap=True)
+
+
+def note(*lines: str) -> None:
+    """Print lines for a person to standard error."""
+    for line in lines:
+        err.print(printable(line), soft_wrap=True)
 
 
 def print_error(message: str) -> None:
-    """Prints why the command fails."""
-    err.print(f"[bold red]fedda:[/] {escape(message)}", soft_wrap=True)
+    """Print why the command fails."""
+    err.print(f"[bold red]fedda:[/] {printable(message)}", soft_wrap=True)
 
 
 def _terminate(number: int, _: object) -> None:
@@ -112,8 +164,7 @@ def _advising(hint: Callable[[], str]) -> Iterator[None]:
 
 
 def _say_stopped(number: int, hint: str) -> None:
-    word = "Terminated" if number == signal.SIGTERM else "Interrupted"
-    err.print(escape(f"{word}. {hint}"), soft_wrap=True)
+    note(f"{'Terminated' if number == signal.SIGTERM else 'Interrupted'}. {hint}")
 
 
 def new_directory(name: str) -> Path:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedda import algorithms
+from fedda.data import datasets
 from fedda.errors import LARGEST, InputError, is_finite, shown, unknown
 
 TASKS = Path(__file__).parent
@@ -124,7 +125,9 @@ def unknown_setting(name: str, here: str, known: Iterable[str]) -> InputError:
 
 @lru_cache
 def about(task: str) -> dict[str, Any]:
-    """What a task's file says."""
+    """Return the content of a task's file."""
+    if task not in tasks() and task in datasets.names():
+        raise InputError(f"unknown task {task!r}. It is a data set: write task=own data={task}")
     if task not in tasks():
         raise unknown("task", task, tasks())
     return tomllib.loads((TASKS / f"{task}.toml").read_text(encoding="utf-8"))
