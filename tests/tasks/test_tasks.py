@@ -16,7 +16,7 @@ from fedda.data.streaming import Feed
 from fedda.errors import InputError
 from fedda.experiments import run as experiment
 from fedda.models import Model
-from fedda.tasks import config, own, stackoverflow
+from fedda.tasks import common, config, own, stackoverflow
 
 RNG = np.random.default_rng(0)
 
@@ -209,9 +209,9 @@ def test_presets_that_were_not_tuned_are_those_of_the_paper(task, algorithm):
 
 def seen_by_the_network(task, monkeypatch, name, **options):
     """The task's model with a network that gives back what it is given."""
-    module = importlib.import_module(f"fedda.tasks.{task}")
     network = Model(lambda key: {"w": jnp.zeros(1)}, lambda params, x: x)
-    monkeypatch.setattr(module, name, lambda *args, **kwargs: network)
+    for module in (importlib.import_module(f"fedda.tasks.{task}"), common):
+        monkeypatch.setattr(module, name, lambda *args, **kwargs: network, raising=False)
     return load(task, **options)
 
 
@@ -329,7 +329,7 @@ def test_files_that_name_no_clients_must_be_split(stores):
     store.write(stores / "emnist", source, {})
     with pytest.raises(InputError, match="imported from files that name no clients"):
         load("emnist")
-    with pytest.raises(InputError, match="say to how many, with clients=100"):
+    with pytest.raises(InputError, match="say how many, with clients=100"):
         load("emnist", partition="iid")
     assert load("emnist", partition="iid", clients=5).shards.num_clients == 5
 

@@ -1,10 +1,11 @@
-"""The tasks the command knows by name: data, model, loss and metrics, ready to train.
+"""Benchmark problems by name: data, model, loss and metrics, ready to train.
 
-A task is two files here: `<task>.toml`, which `config` describes, and a module with a function
-`build(config)`.
+A task is two files in this folder: `<task>.toml`, which `config` describes, and a module with a
+function `build(config)`.
 """
 
 import importlib
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -19,7 +20,7 @@ from fedda.tasks.config import Config, about
 
 
 class Problem(NamedTuple):
-    """A federation and what it is to learn."""
+    """A federation, a model to train on it, and how the model is judged."""
 
     model: Model
     shards: Shards | Feed
@@ -33,22 +34,21 @@ class Problem(NamedTuple):
     data: Mapping[str, Any] = {}  # where the examples are from, for the results
 
 
+# The settings that decide a problem.
 DEPENDS_ON = ("task", "model", "precision", "partition", "partition_seed", "clients", "data_gb")
 
 
 def load(config: Config) -> Problem:
-    """The problem a configuration names."""
-    about(config.task)  # which refuses what is no task
-    values = tuple(getattr(config, name) for name in DEPENDS_ON)
-    return _load(values, tuple(sorted(config.options.items())), root())
+    """Load the problem that a configuration names."""
+    about(config.task)  # refuses an unknown task
+    values = {name: getattr(config, name) for name in (*DEPENDS_ON, "options")}
+    return _load(json.dumps(values), root())
 
 
 # Cached, so that all runs of a comparison share one federation and one compiled program.
 @lru_cache(maxsize=2)
-def _load(
-    values: tuple[Any, ...], options: tuple[tuple[str, Any], ...], data_folder: Path
-) -> Problem:
-    config = Config(**dict(zip(DEPENDS_ON, values, strict=True)), options=dict(options))
+def _load(values: str, data_folder: Path) -> Problem:
+    config = Config(**json.loads(values))
     module = importlib.import_module(f"fedda.tasks.{config.task.replace('-', '_')}")
     problem: Problem = module.build(config)
     return problem

@@ -3,11 +3,10 @@
 from jax import Array
 
 from fedda import models
-from fedda.core import losses
 from fedda.data import inputs
 from fedda.models import cnn, resnet18
 from fedda.tasks import Problem
-from fedda.tasks.common import chosen_model, federation
+from fedda.tasks.common import chosen_model, classification, federation
 from fedda.tasks.config import Config
 
 CROP = 24
@@ -30,15 +29,6 @@ def build(config: Config) -> Problem:
     def augment(x: Array, key: Array) -> Array:
         return inputs.standardise(inputs.random_crop_and_flip(x, key, CROP))
 
+    model = models.with_input(network, prepare, augment if options["augment"] else None)
     # The test set is evaluated as a whole, so that it does not matter how clients share it.
-    found = federation("cifar100", config, paper_clients=500)
-    return Problem(
-        model=models.with_input(network, prepare, augment if options["augment"] else None),
-        shards=found.shards,
-        test=found.test,
-        loss=losses.cross_entropy,
-        metrics=(losses.accuracy,),
-        higher_is_better=True,
-        labels=found.labels,
-        data=found.data,
-    )
+    return classification(model, federation("cifar100", config, paper_clients=500))

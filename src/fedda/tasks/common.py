@@ -1,46 +1,85 @@
-"""What tasks have in common: a model by name, and a federation out of a store."""
+"""Parts that several tasks share: models by name, a federation of stored data, classification."""
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedda.core import losses
 from fedda.data import partition, streaming
 from fedda.data.datasets import open_dataset
 from fedda.data.federation import Shards, from_partition
 from fedda.data.store import Split, Store
 from fedda.data.streaming import XY, Columns, Feed
 from fedda.errors import InputError, unknown
-from fedda.models import Model, with_precision
+from fedda.models import Model, cnn, linear, mlp, with_precision
+from fedda.tasks import Problem
 from fedda.tasks.config import Config
 
 _LARGEST = 2**31  # rows, and parts of ragged rows, that the device can count
 
 
+class Federation(NamedTuple):
+    """The clients to train on, a test set, and their origin."""
+
+    shards: Shards | Feed
+    test: tuple[Any, Any]
+    labels: list[str]  # names of the classes; empty if targets are not classes
+    data: Mapping[str, Any] = {}  # for the results
+
+
+def classification(model: Model, federation: Federation) -> Problem:
+    """Return the problem to predict the class of every example."""
+    return Problem(
+        model=model,
+        shards=federation.shards,
+        test=federation.test,
+        loss=losses.cross_entropy,
+        metrics=(losses.accuracy,),
+        higher_is_better=True,
+        labels=federation.labels,
+        data=federation.data,
+    )
+
+
 def chosen_model(config: Config, kinds: Mapping[str, Callable[[], Model]]) -> Model:
-    """The model that a configuration names; asked for before the data, which take longer."""
+    """Return the model that a configuration names.
+
+    Call this before the data are loaded, which takes longer: a wrong name is refused at once.
+    """
     if config.model not in kinds:
         raise unknown(f"model of {config.task}", config.model, kinds)
     return with_precision(kinds[config.model](), config.precision)
 
 
-class Federation(NamedTuple):
-    """A store's training clients, its test set, and where they are from."""
-
-    shards: Shards | Feed
-    test: tuple[Any, Any]
-    data: dict[str, Any]
-    labels: list[str]  # the names of the classes; of targets that are not classes, none
+def basic_models(
+    shape: tuple[int, ...], hidden: int, outputs: int
+) -> dict[str, Callable[[], Model]]:
+    """Return a linear model, a perceptron and, for square images, a convolutional network."""
+    features = math.prod(shape)
+    kinds = {
+        "linear": lambda: linear(features, outputs),
+        "mlp": lambda: mlp(features, hidden, outputs),
+    }
+    if len(shape) in (2, 3) and shape[0] == shape[1]:
+        kinds["cnn"] = lambda: cnn(shape[0], shape[2] if len(shape) == 3 else 1, outputs)
+    return kinds
 
 
 def federation(
     name: str, config: Config, columns: Columns = XY, paper_clients: int = 0
 ) -> Federation:
-    """A store of examples of one shape, its clients as they are or drawn anew.
+    """Load a data set whose examples have one shape, and divide it as a configuration says.
 
-    If the files name no clients, `paper_clients` are drawn unless the configuration says how many.
+    Args:
+        name: The data set.
+        config: Its `partition`, `partition_seed`, `clients` and `data_gb`.
+        columns: The inputs and the targets.
+        paper_clients: The number of clients to draw, if neither the files nor the configuration
+            say it.
     """
     store = open_dataset(name)
     split, test = store.splits["train"], store.splits["test"]
@@ -52,29 +91,33 @@ def federation(
     how = config.partition
     if how == "paper":
         how = "user" if split.num_clients > 1 else "pachinko:0.1"
-    data = provenance(name, store) | {"partition": how}
     if how == "user":
         shards = as_stored(name, split, config, columns=columns)
     else:
         stored = split.num_clients if split.num_clients > 1 else paper_clients
         shards = _redrawn(how, split, config, config.clients or stored, columns)
-    return Federation(shards, streaming.union(test, columns=columns), data, _labels(store))
+    return Federation(
+        shards=shards,
+        test=streaming.union(test, columns=columns),
+        labels=_labels(store),
+        data=provenance(name, store) | {"partition": how},
+    )
 
 
 def _labels(store: Store) -> list[str]:
-    """The names of the classes if the files have some, else their numbers."""
+    """Return the names of the classes if the files have some, else their numbers."""
     if "labels.txt" in store.meta["files"]:
         return store.text("labels.txt").splitlines()
     values = [split.fields["y"].values for split in store.splits.values()]
     if values[0].dtype.kind not in "iu" or values[0].ndim > 1:
         return []
-    return [str(label) for label in range(1 + max(int(each.max()) for each in values))]
+    return [str(label) for label in range(1 + max(int(labels.max()) for labels in values))]
 
 
 def as_stored(
     name: str, split: Split, config: Config, most: int | None = None, columns: Columns = XY
 ) -> Shards | Feed:
-    """The clients as the files name them: on the device if they fit, else fed to it."""
+    """Return the clients that the files name: on the device if they fit, else fed to it."""
     if split.num_clients == 1:
         raise InputError(
             f"{name} was imported from files that name no clients. Choose how to split it: "
@@ -83,7 +126,7 @@ def as_stored(
     if config.clients not in (0, split.num_clients):
         raise InputError(
             f"{name} has {split.num_clients} clients, got clients={config.clients}. Leave clients "
-            "out, or choose how to split the data anew: partition=iid or partition=dirichlet:0.3."
+            "out, or choose how to split the data: partition=iid or partition=dirichlet:0.3."
         )
     fields = [split.fields[column] for column in set(columns)]
     largest = max(len(field.values) for field in fields)
@@ -93,10 +136,11 @@ def as_stored(
 
 
 def _redrawn(how: str, split: Split, config: Config, clients: int, columns: Columns) -> Shards:
-    """All examples of a split, dealt out anew. They must fit on the device."""
+    """Divide all examples of a split among new clients. They must fit on the device."""
     if not clients:
         raise InputError(
-            f"partition={how} deals the examples out anew: say to how many, with clients=100."
+            f"partition={how} divides the examples among new clients: say how many, with "
+            "clients=100."
         )
     names = {*columns, "y"} | ({"coarse"} & split.fields.keys())
     whole = {name: np.asarray(split.fields[name].values) for name in names}
@@ -106,6 +150,6 @@ def _redrawn(how: str, split: Split, config: Config, clients: int, columns: Colu
 
 
 def provenance(name: str, store: Store) -> dict[str, Any]:
-    """What a result says of the data it was made with."""
+    """Return what a result says about its data."""
     files = json.dumps(store.meta["files"], sort_keys=True).encode()
     return {"name": name, "words": store.meta["words"], "sha256": hashlib.sha256(files).hexdigest()}

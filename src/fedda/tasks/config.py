@@ -1,10 +1,9 @@
-"""What a run is: one flat set of keys, from defaults, presets, a TOML file and `key=value`.
+"""The configuration of a run: from defaults, presets, a TOML file and `key=value`.
 
-A task's own file, `tasks/<task>.toml`, holds a description, what its runs are by default (`[run]`),
-the settings that only this task has (`[settings]`) and, where published experiments prepared the
-same data differently, one more table of settings for each such pipeline; the first is the default.
-`presets/<task>-<model>.toml` holds, for each algorithm, what was tuned or published: settings of
-its own, and of the run.
+The file of a task, `tasks/<task>.toml`, holds a description, defaults of its runs (`[run]`), and
+the settings that only this task has (`[settings]`). If published experiments prepared the same data
+in different ways, it has one more table of settings for each pipeline; the first is the default.
+`presets/<task>-<model>.toml` holds tuned or published settings of each algorithm and its runs.
 """
 
 import dataclasses
@@ -28,7 +27,7 @@ LONGEST = 255  # characters of a text: no name of a file is longer
 
 @dataclass(frozen=True)
 class Config:
-    """All that a run is told: what to train, on what, how, and with how much memory."""
+    """All settings of a run: what to train, on what, how, and with how much memory."""
 
     algorithm: str = "fedda-sgdm"
     task: str = "digits"
@@ -57,16 +56,10 @@ class Config:
     chosen: Mapping[str, Any] = field(default_factory=dict)  # settings of the algorithm
 
     def flat(self) -> dict[str, Any]:
-        """All keys and values on one level, as a file holds them."""
+        """Return all settings on one level, as a file holds them."""
         values = {name: getattr(self, name) for name in FIELDS}
         return values | dict(self.options) | dict(self.chosen)
 
-
-FIELDS = {
-    each.name: each.type
-    for each in dataclasses.fields(Config)
-    if each.name not in ("options", "chosen")
-}
 
 KINDS: dict[Any, tuple[Any, str]] = {
     bool: (bool, "true or false"),
@@ -74,48 +67,55 @@ KINDS: dict[Any, tuple[Any, str]] = {
     int: (int, "a whole number"),
     float: ((int, float), "a number"),
 }
+# The settings of every run, with their types; those of tasks and algorithms come in mappings.
+FIELDS = {own.name: own.type for own in dataclasses.fields(Config) if own.type in KINDS}
+
+# The least values of settings that nothing else checks before data are loaded.
+_LEAST = {"checkpoint_every": 1} | dict.fromkeys(
+    ("seed", "partition_seed", "chunk", "clients", "devices", "data_gb"), 0
+)
 
 
 def resolve(values: Mapping[str, Any]) -> Config:
-    """A whole configuration: what is not given comes from the task, its presets, the defaults."""
+    """Return a whole configuration.
+
+    Args:
+        values: Settings of the run, the task and the algorithm. What is not given comes from the
+            preset of the task, model and algorithm, from the task, and from the defaults of
+            `Config`.
+
+    Raises:
+        InputError: A name is unknown, or a value has the wrong type or size.
+    """
     given = {name: value for name, value in values.items() if name in FIELDS}
     for name, value in given.items():
         _check_kind(name, value, FIELDS[name])
+        if value < _LEAST.get(name, value):
+            raise InputError(f"{name} must be at least {_LEAST[name]}, got {value}.")
     task = given.get("task", Config.task)
-    for name, least in (
-        ("seed", 0),
-        ("partition_seed", 0),
-        ("checkpoint_every", 1),
-        ("chunk", 0),
-        ("clients", 0),
-        ("devices", 0),
-        ("data_gb", 0),
-    ):
-        if given.get(name, least) < least:
-            raise InputError(f"{name} must be at least {least}, got {given[name]}.")
     base = Config(**about(task).get("run", {}) | given)
     tuned = preset(base.task, base.model).get(base.algorithm, {})
     of_run = {name: value for name, value in tuned.items() if name in FIELDS}
     base = dataclasses.replace(base, **of_run | given)
-    own = {name: value for name, value in values.items() if name not in FIELDS}
-    options = _options(task, own)
-    own = {name: value for name, value in own.items() if name not in options}
-    known = algorithms.settings(base.algorithm, own)
-    for name in own:
+    options = _options(task, values)
+    further = {
+        name: value for name, value in values.items() if name not in FIELDS and name not in options
+    }
+    known = algorithms.settings(base.algorithm, further)
+    for name in further:
         if name not in known:
             here = f"{base.algorithm} on {task} has no"
             raise unknown_setting(name, here, (*FIELDS, *options, *known))
-    own = {name: value for name, value in tuned.items() if name in known} | own
-    _, hyper = algorithms.configure(base.algorithm, own)
+    settings = {name: value for name, value in tuned.items() if name in known} | further
+    _, hyper = algorithms.configure(base.algorithm, settings)
     choices = algorithms.options(base.algorithm)
-    chosen = {name: own.get(name, allowed[0]) for name, allowed in choices.items()}
+    chosen = {name: settings.get(name, allowed[0]) for name, allowed in choices.items()}
     return dataclasses.replace(base, options=options, chosen=chosen | hyper._asdict())
 
 
 def unknown_setting(name: str, here: str, known: Iterable[str]) -> InputError:
-    """The error for a setting that is not one of `known`, and who has it, if anybody has."""
-    own = {each: algorithms.settings(each, {}) for each in algorithms.names()}
-    owners = [each for each, names in own.items() if name in names]
+    """Return the error for a setting that is not one of `known`; it says who has this setting."""
+    owners = [other for other in algorithms.names() if name in algorithms.settings(other, {})]
     owners += [task for task in tasks() if name in task_settings(task)]
     if not owners:
         return unknown("setting", name, known)
@@ -134,16 +134,17 @@ def about(task: str) -> dict[str, Any]:
 
 
 def tasks() -> list[str]:
+    """Return the names of all tasks."""
     return sorted(path.stem for path in TASKS.glob("*.toml"))
 
 
 def task_settings(task: str) -> set[str]:
-    """The names of the settings that only this task has."""
+    """Return the names of the settings that only this task has."""
     return set(_options(task, {}))
 
 
 def _options(task: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The task's own settings, as given or as its pipeline has them."""
+    """Return the settings of a task: as given, or the defaults of its pipeline."""
     file = about(task)
     pipelines = {
         name: table
@@ -182,13 +183,13 @@ def _check_kind(name: str, value: Any, kind: Any) -> None:
 
 
 def _is_control(character: str) -> bool:
-    """Whether TOML has to escape a character, or cannot hold it at all (half of a pair)."""
+    """Return whether TOML has to escape a character, or cannot hold it (half of a pair)."""
     return unicodedata.category(character) in ("Cc", "Cs")
 
 
 @lru_cache
 def preset(task: str, model: str) -> dict[str, dict[str, Any]]:
-    """The settings of each algorithm on a task and model, where they were tuned or published."""
+    """Return the tuned or published settings of each algorithm on a task and model."""
     name = f"{task}-{model}.toml"
     if name not in {path.name for path in PRESETS.glob("*.toml")}:  # `model` may be no file name
         return {}
@@ -196,7 +197,7 @@ def preset(task: str, model: str) -> dict[str, dict[str, Any]]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The keys and values of a configuration file."""
+    """Return the keys and values of a configuration file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError:
@@ -206,7 +207,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def parse(settings: Iterable[str]) -> dict[str, Any]:
-    """The values of `key=value` words; a value is TOML, or else text."""
+    """Return the values of `key=value` words; a value is TOML, or else text."""
     values: dict[str, Any] = {}
     for setting in settings:
         key, equals, text = setting.partition("=")
@@ -222,7 +223,7 @@ def parse(settings: Iterable[str]) -> dict[str, Any]:
 
 
 def from_words(words: list[str]) -> dict[str, Any]:
-    """The values of a command line: a file first, then single ones that override it."""
+    """Return the settings of a command line: those of a file, overridden by `key=value` words."""
     files = [word for word in words if "=" not in word]
     if len(files) > 1 or (files and not files[0].endswith(".toml")):
         known = {"task": tasks(), "algorithm": algorithms.names()}
