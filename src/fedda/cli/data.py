@@ -22,9 +22,7 @@ from fedda.report import federation
 from fedda.tasks import config
 
 data_app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    help="Data sets and how they are split over clients.",
+    no_args_is_help=True, rich_markup_mode="markdown", help="Data sets, and how clients share them."
 )
 
 SHOWN_CLIENTS = 2000  # of a federation that is too large to be read as a whole
@@ -82,8 +80,7 @@ def data_list() -> None:
 def data_fetch(
     name: Name,
     mirror: Annotated[
-        str | None,
-        typer.Option(help="Another address below which the same files are.", metavar="URL"),
+        str | None, typer.Option(metavar="URL", help="Mirror of the files.")
     ] = None,
     memory: Memory = None,
     minutes: Minutes = None,
@@ -109,14 +106,9 @@ def data_import(
     ] = None,
     feature: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Your own: a column to predict from. May be given more than once.",
-            show_default="all other numbers, in .npz x",
-        ),
+        typer.Option(help="Your own: columns to predict from.", show_default="all others, or x"),
     ] = None,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Replace a data set of this name from other files.")
-    ] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace the old data set.")] = False,
     memory: Memory = None,
     minutes: Minutes = None,
 ) -> None:
@@ -160,10 +152,7 @@ def data_show(
     seed: Annotated[int, typer.Option(min=0, help="Of the partition.")] = 0,
     picture: Annotated[
         Path | None,
-        typer.Option(
-            help="Where to draw it: a PNG or PDF file.",
-            show_default="TASK-PARTITION.png in the current folder",
-        ),
+        typer.Option(help="A PNG or PDF file to draw.", show_default="TASK-PARTITION.png here"),
     ] = None,
 ) -> None:
     """Print and draw a federation: its clients' sizes, how their labels differ, some images.

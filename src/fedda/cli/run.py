@@ -19,12 +19,9 @@ from fedda.simulate.result import why_untrained
 from fedda.tasks import config
 
 ABOUT_SETTINGS = f"""
-The default is algorithm={config.Config.algorithm} task={config.Config.task}. Much used: algorithm,
-task, model, partition, clients, cohort, rounds, batch, local_work, seed, client_lr, server_lr.
-
-Every algorithm has settings of its own, which `fedda algorithms NAME` lists. `fedda data list`
-lists the tasks. Every run has {", ".join(config.FIELDS)}. All values of a run are written to
-config.toml in its directory.
+The default is algorithm={config.Config.algorithm} task={config.Config.task}. `fedda data list`
+lists the tasks, and `fedda algorithms NAME` the settings of an algorithm, such as client_lr and
+server_lr. Every run has {", ".join(config.FIELDS)}.
 """
 
 

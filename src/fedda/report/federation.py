@@ -115,13 +115,8 @@ def _draw_labels(
     # One client of few examples must not make the others pale. The square root separates few from
     # none, which look alike on a linear scale.
     darkest = float(np.quantile(share, 0.995) or share.max() or 1)
-    image = axes.imshow(
-        share.T,
-        aspect="auto",
-        interpolation="nearest",
-        cmap="Blues",
-        norm=colors.PowerNorm(0.5, vmin=0, vmax=darkest),
-    )
+    norm = colors.PowerNorm(0.5, vmin=0, vmax=darkest)
+    image = axes.imshow(share.T, aspect="auto", interpolation="nearest", cmap="Blues", norm=norm)
     ticks = np.arange(0, len(shown), -(-len(shown) // _NAMES))
     axes.set_yticks(ticks, [f"{names[i]:.24}" for i in shown[ticks]], fontsize=8, parse_math=False)
     axes.set_xticks([])
@@ -133,6 +128,5 @@ def _draw_labels(
         f"{about.client_entropy:.2f} bits, of all clients together {about.label_entropy:.2f}",
         fontsize=10,
     )
-    beyond = "max" if share.max() > darkest else "neither"
-    bar = axes.figure.colorbar(image, ax=axes, extend=beyond, extendfrac=0.02, aspect=30, pad=0.01)
+    bar = axes.figure.colorbar(image, ax=axes, extend="max", extendfrac=0.02, aspect=30, pad=0.01)
     bar.set_label("share of a client's labels")

@@ -36,9 +36,8 @@ def write(summary: Mapping[str, Any], path: Path) -> bool:
     for (row, column), value in np.ndenumerate(values):
         text = "-" if math.isnan(value) else f"{value:.3g}"
         plot.text(column, row, text, ha="center", va="center", bbox=readable)
-    for name, set_ticks in zip(axes, (plot.set_yticks, plot.set_xticks), strict=True):
-        values = summary["grid"][name]
-        set_ticks(range(len(values)), [f"{value:g}" for value in values])
+    plot.set_yticks(range(values.shape[0]), summary["grid"][axes[0]])
+    plot.set_xticks(range(values.shape[1]), summary["grid"][axes[1]])
     plot.set_title(f"{summary['algorithm']} on {summary['task']}: {summary['by']}", fontsize=10)
     save(figure, path)
     return True

@@ -78,15 +78,14 @@ def group(runs: Sequence[Run]) -> dict[str, list[Run]]:
             f"got runs of {len(tasks)} tasks ({', '.join(tasks)}), expected one: "
             "make one report for each task"
         )
-    keys = sorted({key for run in runs for key in run.settings})
-    values: dict[tuple[str, str], set[str]] = {}
-    for run in runs:
-        for key in keys:
-            values.setdefault((run.algorithm, key), set()).add(run.settings.get(key, "unset"))
+    varying = {}
+    for name in {run.algorithm for run in runs}:
+        every = [set(run.settings.items()) for run in runs if run.algorithm == name]
+        varying[name] = sorted({key for key, _ in set.union(*every) - set.intersection(*every)})
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        varying = [key for key in keys if len(values[run.algorithm, key]) > 1]
-        details = ", ".join(f"{key}={run.settings.get(key, 'unset')}" for key in varying)
+        values = ((key, run.settings.get(key, "unset")) for key in varying[run.algorithm])
+        details = ", ".join(f"{key}={value}" for key, value in values)
         label = f"{run.algorithm} ({details})" if details else run.algorithm
         groups.setdefault(label, []).append(run)
     return groups
