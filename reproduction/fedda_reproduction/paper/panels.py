@@ -8,6 +8,7 @@ import numpy as np
 
 from fedda.report import figures, statistics
 from fedda.report.figures import Line, Panel
+from fedda.report.runs import Run
 from fedda.report.statistics import Curve
 from fedda_reproduction.paper import evidence, experiments, methods
 from fedda_reproduction.paper.cells import Cell
@@ -176,7 +177,7 @@ def _gigabytes(row: dict[str, Any]) -> float:
     return statistics.megabytes(row) / 1000
 
 
-def _as_run(cell: Cell, method: str) -> statistics.Run:
+def _as_run(cell: Cell, method: str) -> Run:
     """A cell as what `statistics.curves` takes; every round sends as much as any other.
 
     The many evaluations of the last rounds are for means: a curve has them at equal distances.
@@ -193,7 +194,7 @@ def _as_run(cell: Cell, method: str) -> statistics.Run:
             evaluations.append(row | sums | {"train_loss": _loss_of(since)})
             since = [row]
     own = {"algorithm": method, "task": cell.config.task, "seed": cell.config.seed}
-    return statistics.Run(cell.path, own, evaluations, None, [])
+    return Run(cell.path, own, evaluations, None, [])
 
 
 def _loss_of(rows: Sequence[dict[str, Any]]) -> float | None:

@@ -1,6 +1,6 @@
 """The commands `fedda data ...`."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -228,7 +228,7 @@ def _some_clients(shards: Shards | Feed) -> Shards:
 
 def _images(shards: Shards) -> list[np.ndarray]:
     """Return the first images of a few clients, if their examples are images."""
-    shape = () if isinstance(shards.x, Ragged) else shards.x.shape
+    shape: tuple[int, ...] = () if isinstance(shards.x, Ragged) else shards.x.shape
     if len(shape) != 3 and not (len(shape) == 4 and shape[3] in (1, 3)):
         return []
     filled = np.flatnonzero(np.asarray(shards.count))[: federation.SHEET[0]]
@@ -257,7 +257,7 @@ def _progress(name: str) -> Iterator[tuple[datasets.Track, datasets.Tell]]:
         yield (lambda file: _download_bar(add(file)), lambda message: importing()(0, None, message))
 
 
-def _download_bar(update: Update) -> datasets.fetch.Progress:
+def _download_bar(update: Update) -> Callable[[int, int | None], None]:
     speed = Speed()
 
     def progress(done: int, total: int | None) -> None:
