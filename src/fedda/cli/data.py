@@ -26,9 +26,7 @@ data_app = typer.Typer(
 )
 
 SHOWN_CLIENTS = 2000  # of a federation that is too large to be read as a whole
-PLAIN_SECONDS = 10.0  # between two lines of progress without a terminal
 
-Name = Annotated[str, typer.Argument(help="A data set of `fedda data list`.")]
 Memory = Annotated[
     int | None,
     typer.Option(
@@ -78,17 +76,14 @@ def data_list() -> None:
 
 @data_app.command("fetch")
 def data_fetch(
-    name: Name,
-    mirror: Annotated[
-        str | None, typer.Option(metavar="URL", help="Mirror of the files.")
-    ] = None,
+    name: Annotated[str, typer.Argument(help="A data set of `fedda data list`.")],
+    mirror: Annotated[str | None, typer.Option(metavar="URL", help="Mirror of the files.")] = None,
     memory: Memory = None,
     minutes: Minutes = None,
 ) -> None:
     """Download a data set, check it and import it. Done again, it goes on where it was cut off."""
-    limits = _limits(memory, minutes)
     with _progress(name) as (track, tell), interruptible(f"Continue with: fedda data fetch {name}"):
-        opened = datasets.fetch_dataset(name, mirror, track, tell, **limits)
+        opened = datasets.fetch_dataset(name, mirror, track, tell, **_limits(memory, minutes))
     _print_store(name, opened)
     say(f"The downloads are kept in {datasets.downloads(name)}")
 
@@ -252,7 +247,7 @@ def _print_store(name: str, opened: store.Store) -> None:
 @contextmanager
 def _progress(name: str) -> Iterator[tuple[datasets.Track, datasets.Tell]]:
     """Show the progress of downloads, and of an import from its first message on."""
-    with bars(seconds=PLAIN_SECONDS) as add:
+    with bars(seconds=10) as add:
         importing = cache(lambda: add(name))
         yield (lambda file: _download_bar(add(file)), lambda message: importing()(0, None, message))
 

@@ -81,12 +81,12 @@ def run_bar(update: Update) -> Tell:
     speed = Speed(skip=1)
 
     def tell(progress: experiment.Progress) -> None:
-        done, loss = progress.row["round"], progress.row["train_loss"]
-        value, rate = progress.row[progress.metric], speed(done)
+        done = progress.row["round"]
         text = f"round {done}/{progress.rounds}"
-        text += "" if loss is None else f" train_loss {loss:.3g}"
-        text += f" {progress.metric} " + ("-" if value is None else f"{value:.3g}")
-        if rate is not None:
+        for name in ("train_loss", progress.metric):
+            if (value := progress.row[name]) is not None:
+                text += f" {name} {value:.3g}"
+        if (rate := speed(done)) is not None:
             text += f" {rate:.0f} rounds/s" if rate >= 1 else f" {1 / rate:.1f} s a round"
         update(done, progress.rounds, text)
 

@@ -41,6 +41,7 @@ def page(runs: Sequence[Run], template: str, threshold: float | None = None) -> 
     """Return one page of a report: the template `comparison.html` or `comparison.md`."""
     rows = table(runs, threshold)
     interval = tables.meaning_of_interval(rows)
+    about = html.render("how_to_read.txt", rows=rows, interval=interval, threshold=threshold)
     return html.render(
         template,
         title=f"Federated algorithms on {runs[0].config['task']}",
@@ -48,9 +49,7 @@ def page(runs: Sequence[Run], template: str, threshold: float | None = None) -> 
         settings=_settings(runs),
         seeds=sorted({run.seed for run in runs}),
         results=tables.text_table(rows),
-        how_to_read=html.render(
-            "how_to_read.txt", rows=rows, interval=interval, threshold=threshold
-        ),
+        how_to_read=about.strip(),
         notes=_notes(runs),
         panels=_panels(runs),
         groups=group(runs),

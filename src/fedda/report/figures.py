@@ -122,15 +122,10 @@ def draw(panels: Sequence[Panel], directory: Path, name: str) -> list[Path]:
         axes.set(xlabel=panel.x_label, ylabel=panel.y_label, title=panel.title)
         for curve, number, thick in panel.lines:
             colour, dash = line_style(number)
-            axes.plot(
-                curve.x,
-                curve.mean,
-                color=colour,
-                linestyle=DASHES[dash],
-                label=curve.label,
-                marker="o" if panel.markers else None,
-                **({"linewidth": 3, "zorder": 3} if thick else {}),
-            )
+            look: dict[str, Any] = {"color": colour, "linestyle": DASHES[dash]}
+            look |= {"marker": "o"} if panel.markers else {}
+            look |= {"linewidth": 3, "zorder": 3} if thick else {}
+            axes.plot(curve.x, curve.mean, label=curve.label, **look)
             axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.15, lw=0)
         if panel.log_y:
             axes.set_yscale("log")
