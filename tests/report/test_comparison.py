@@ -51,12 +51,12 @@ def test_run_without_an_evaluation_keeps_its_row(tmp_path):
 
 def test_markdown_shows_names_and_no_markup(tmp_path):
     name = "<script>alert(1)</script>\n| `x` \\| &amp;"
-    write_run(tmp_path / "<img>", name, metric=name, last_row={"skipped_rounds": 3})
+    write_run(tmp_path / "<img>", name, metric=name, finished=False)
     comparison.write([tmp_path], tmp_path / "out")
     text = (tmp_path / "out" / "table.md").read_text()
     shown = r"&lt;script&gt;alert(1)&lt;/script&gt; \| \`x\` \\\| &amp;amp;"
     assert text.count(shown) == 2 + 1, "the algorithm, the column, and the sentence under the table"
-    assert re.search(r"- .*/&lt;img&gt;: 3 rounds were skipped", text)
+    assert re.search(r"- .*/&lt;img&gt;: unfinished", text)
     assert "<" not in text
     header, rule, line = text.splitlines()[:3]
     bars = [len(re.findall(r"(?<!\\)(?:\\\\)*\|", each)) for each in (header, rule, line)]

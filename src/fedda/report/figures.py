@@ -92,13 +92,11 @@ def style_axes(axes: Any) -> None:
 
 def legend_below(figure: Any, columns: int) -> None:
     """Draw one legend for all axes of a figure."""
-    handles: dict[str, Any] = {}
+    shown: dict[str, Any] = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            handles.setdefault(label, handle)
-    figure.legend(
-        handles.values(), handles, loc="outside lower center", ncols=columns, frameon=False
-    )
+            shown.setdefault(label, handle)
+    figure.legend(shown.values(), shown, loc="outside lower center", ncols=columns, frameon=False)
 
 
 def save(figure: Any, *paths: Path, dpi: int = 200) -> list[Path]:

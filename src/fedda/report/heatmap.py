@@ -1,6 +1,5 @@
 """The heat map of a sweep over two hyper-parameters: the result of each pair of values."""
 
-import math
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,7 +33,7 @@ def write(summary: Mapping[str, Any], path: Path) -> bool:
     plot.imshow(values, cmap=colours, aspect="auto", origin="lower")
     readable = {"facecolor": "white", "alpha": 0.7, "linewidth": 0}  # on any colour
     for (row, column), value in np.ndenumerate(values):
-        text = "-" if math.isnan(value) else f"{value:.3g}"
+        text = f"{value:.3g}".replace("nan", "-")
         plot.text(column, row, text, ha="center", va="center", bbox=readable)
     plot.set_yticks(range(values.shape[0]), summary["grid"][axes[0]])
     plot.set_xticks(range(values.shape[1]), summary["grid"][axes[1]])

@@ -39,8 +39,7 @@ def render(template: str, package: str = __package__, **values: Any) -> str:
         package: The package of the template.
         values: The variables of the template.
     """
-    text: str = _environment(package).get_template(template).render(**values)
-    return text
+    return str(_environment(package).get_template(template).render(**values))
 
 
 def part(name: str, *values: Any) -> str:
@@ -50,8 +49,7 @@ def part(name: str, *values: Any) -> str:
 
 def plotly_script() -> str:
     """Return the program that draws plots: the value of `plotly` for a page that has some."""
-    script: str = import_extra("plotly.offline", "report", "write web pages").get_plotlyjs()
-    return script
+    return str(import_extra("plotly.offline", "report", "write web pages").get_plotlyjs())
 
 
 def plot_data(panel: Panel) -> dict[str, Any]:

@@ -39,10 +39,6 @@ class Run(NamedTuple):
         return str(self.config["algorithm"])
 
     @property
-    def seed(self) -> int:
-        return int(self.config["seed"])
-
-    @property
     def settings(self) -> dict[str, str]:
         """All settings but the seed, as text."""
         return {key: str(value) for key, value in self.config.items() if key != "seed"}
@@ -67,9 +63,9 @@ def read_runs(paths: Iterable[str | Path]) -> list[Run]:
     runs: dict[object, Run] = {}
     for run in sorted(
         map(_read_run, directories.values()),
-        key=lambda run: (run.algorithm, run.seed, str(run.path)),
+        key=lambda run: (run.algorithm, run.config["seed"], str(run.path)),
     ):
-        first = runs.setdefault((frozenset(run.settings.items()), run.seed), run)
+        first = runs.setdefault((frozenset(run.settings.items()), run.config["seed"]), run)
         if first is not run:
             first.notes.append(f"{run.path}: left out, a copy of {first.path}")
     return list(runs.values())
@@ -83,22 +79,17 @@ def _read_run(directory: Path) -> Run:
     evaluations, notes = read_log(directory / "metrics.jsonl")
     finished = (directory / "summary.json").exists()
     summary = read_summary(directory / "summary.json") if finished else None
-    last = evaluations[-1] if evaluations else {}
     if not finished:
+        last = evaluations[-1]["round"] if evaluations else "-"
         of = f" of {config['rounds']}" if "rounds" in config else ""
-        notes.append(f"{directory}: unfinished, evaluated up to round {last.get('round', '-')}{of}")
-    if clients := last.get("nonfinite_clients"):
-        notes.append(f"{directory}: {clients} client updates were not finite")
-    if rounds := last.get("skipped_rounds"):
-        notes.append(f"{directory}: {rounds} rounds were skipped")
+        notes.append(f"{directory}: unfinished, evaluated up to round {last}{of}")
     return Run(directory, config, evaluations, summary, notes)
 
 
 def read_summary(path: Path, spec: Any = SUMMARY) -> dict[str, Any]:
     """Return the summary of a finished run; refuse one that is damaged."""
     with _refusing_damage(path):
-        summary: dict[str, Any] = read_json(path, spec)
-        return summary
+        return dict(read_json(path, spec))
 
 
 @contextmanager

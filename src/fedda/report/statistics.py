@@ -81,8 +81,7 @@ def group(runs: Sequence[Run]) -> dict[str, list[Run]]:
     varying = {}
     for name in {run.algorithm for run in runs}:
         every = [set(run.settings.items()) for run in runs if run.algorithm == name]
-        different = every[0].union(*every) - every[0].intersection(*every)
-        varying[name] = sorted({key for key, _ in different})
+        varying[name] = sorted(dict(every[0].union(*every) - every[0].intersection(*every)))
     groups: dict[str, list[Run]] = {}
     for run in runs:
         values = ((key, run.settings.get(key, "unset")) for key in varying[run.algorithm])

@@ -6,7 +6,6 @@ from html import escape
 
 from fedda.report.statistics import Interval, Row
 
-_RULES = {"l": ":--", "r": "--:"}
 _SPECIAL = str.maketrans({character: f"\\{character}" for character in "\\|`"})
 
 
@@ -27,7 +26,7 @@ def markdown_table(rows: Sequence[Sequence[str]], align: str = "") -> str:
             right.
     """
     header, *body = [[markdown_text(cell) for cell in row] for row in rows]
-    rule = [_RULES[side] for side in align or "l".ljust(len(header), "r")]
+    rule = [":--" if side == "l" else "--:" for side in align or "l".ljust(len(header), "r")]
     return "\n".join(f"| {' | '.join(row)} |" for row in (header, rule, *body))
 
 
