@@ -1,17 +1,17 @@
-"""Random problems that are shared by clients: quadratics, two linear classifiers, a network.
+"""Problems shared by clients: random quadratics and linear classifiers, networks on the digits.
 
-Every client's gradient of the first four has the Lipschitz constant 1 (exactly for quadratics, as
-the usual bound for the classifiers), so that a step size is in units of 1 / L_g.
+In the four random families every client's gradient has the Lipschitz constant L_g = 1 (exactly for
+quadratics, as the usual bound for classifiers), so that a step size is in units of 1 / L_g.
 """
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial, wraps
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 from jax import Array, random
 from jax.flatten_util import ravel_pytree
 
@@ -21,57 +21,63 @@ from fedda.models import Model, cnn
 from fedda_reproduction.theory.fits import Floats
 
 DIMENSION = 10
-EXAMPLES = 20  # of a client of the classifiers
+EXAMPLES = 20  # per client of a classifier
 
 Gradient = Callable[[Any, Array], Array]  # (a client's data, a point) -> the gradient there
 
 
-class Problem(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class Problem:
     """One problem, or many of a family along a leading axis."""
 
     data: Any  # leading axis: clients
-    weights: Any  # [clients], their sum is 1
-    start: Any  # [d]
+    weights: Any  # p_i: [clients], their sum is 1
+    start: Any  # W(0): [d]
+    gradient: Gradient = field(metadata={"static": True})
+
+
+def over_problems(function: Callable[..., Any], static: Sequence[str] = ()) -> Callable[..., Any]:
+    """Compile a function of a problem and keywords, and apply it along problems' leading axis."""
+
+    @wraps(function)
+    def batched(problems: Problem, **keywords: Any) -> Any:
+        return jax.vmap(lambda problem: function(problem, **keywords))(problems)
+
+    return jax.jit(batched, static_argnames=static)
 
 
 class Family(NamedTuple):
-    """Problems of one kind."""
+    """Random problems of one kind."""
 
-    draw: Callable[[np.random.Generator, int], Problem]  # (generator, clients)
-    gradient: Gradient
-    # The most that the loss of an example x changes with x w. So gradients are bounded, as the
-    # paper's theorem assumes; None where they are not.
+    draw: Callable[[np.random.Generator, int], Problem]  # (generator, number of clients)
+    # Bound on the derivative of an example's loss by x w. It bounds the gradients, as the paper's
+    # theorem assumes. None if gradients are unbounded.
     slope: float | None = None
 
 
 def _weights(rng: np.random.Generator, clients: int) -> Floats:
-    """As if client i had between 1 and 10 examples."""
+    """Draw p_i, as if every client had between 1 and 10 examples."""
     sizes = rng.integers(1, 11, clients).astype(float)
     return sizes / sizes.sum()
 
 
-def _quadratic(
-    eigenvalues: Callable[[Floats], Floats], rng: np.random.Generator, clients: int
-) -> Problem:
-    """L_i(w) = (w - c_i)' A_i (w - c_i) / 2, where A_i has a random basis of eigenvectors."""
+def _quadratic(indefinite: bool, rng: np.random.Generator, clients: int) -> Problem:
+    """Draw L_i(w) = (w - c_i)' A_i (w - c_i) / 2, where A_i has a random basis of eigenvectors.
+
+    Its eigenvalues are in [-1, 1], and a client's smallest is -1. If not `indefinite`, they are in
+    [0.01, 1], evenly in their logarithms, and a client's largest is 1.
+    """
     basis, _ = np.linalg.qr(rng.normal(size=(clients, DIMENSION, DIMENSION)))
-    values = eigenvalues(rng.uniform(size=(clients, DIMENSION)))
+    uniform = rng.uniform(size=(clients, DIMENSION))
+    uniform[:, 0] = 0 if indefinite else 1
+    values = 2 * uniform - 1 if indefinite else 10 ** (2 * uniform - 2)
     matrices = np.einsum("cij,cj,ckj->cik", basis, values, basis)
     centres = rng.normal(size=(clients, DIMENSION))
     start = 3 * rng.normal(size=DIMENSION)
-    return Problem((matrices, centres), _weights(rng, clients), start)
-
-
-def _positive(uniform: Floats) -> Floats:
-    """Between 0.01 and 1, evenly in their logarithms; a client's largest is 1."""
-    uniform[:, 0] = 1
-    return 10 ** (2 * uniform - 2)
-
-
-def _of_both_signs(uniform: Floats) -> Floats:
-    """Between -1 and 1; a client's smallest is -1."""
-    uniform[:, 0] = 0
-    return 2 * uniform - 1
+    weights = _weights(rng, clients)
+    data = (matrices, centres)
+    return Problem(data=data, weights=weights, start=start, gradient=_quadratic_gradient)
 
 
 def _quadratic_gradient(data: tuple[Array, Array], w: Array) -> Array:
@@ -79,119 +85,131 @@ def _quadratic_gradient(data: tuple[Array, Array], w: Array) -> Array:
     return matrix @ (w - centre)
 
 
-def _labelled(bend: float, rng: np.random.Generator, clients: int) -> Problem:
-    """Inputs around a mean of each client's own, times labels of a rule of its own, some wrong.
+def _labelled(gradient: Gradient, bend: float, rng: np.random.Generator, clients: int) -> Problem:
+    """Draw inputs times labels in {-1, 1}; every client has a mean and a labelling rule of its own.
 
-    They are scaled so that the bound `bend` |X'X| / n of a client's Hessian is 1.
+    The inputs are scaled so that `bend` |X'X| / n, a bound of the client's Hessian, is 1.
     """
     x = rng.normal(size=(clients, EXAMPLES, DIMENSION)) + rng.normal(size=(clients, 1, DIMENSION))
     rules = rng.normal(size=(1, DIMENSION)) + rng.normal(size=(clients, DIMENSION))
     x *= np.sign(np.einsum("cnd,cd->cn", x, rules) + rng.logistic(size=x.shape[:2]))[..., None]
     largest = np.linalg.eigvalsh(np.einsum("cni,cnj->cij", x, x) / EXAMPLES)[:, -1]
     x /= np.sqrt(bend * largest)[:, None, None]
-    return Problem(x, _weights(rng, clients), rng.normal(size=DIMENSION))
+    weights, start = _weights(rng, clients), rng.normal(size=DIMENSION)
+    return Problem(data=x, weights=weights, start=start, gradient=gradient)
 
 
 def _logistic_gradient(x: Array, w: Array) -> Array:
-    """Of the mean of log(1 + exp(-x w)), where x has the sign of its label: at most |x|."""
+    """Gradient of the mean of log(1 + exp(-x w)); its length is at most the mean |x|."""
     return -jax.nn.sigmoid(-x @ w) @ x / x.shape[0]
 
 
 def _sigmoid_gradient(x: Array, w: Array) -> Array:
-    """Of the mean of 1 / (1 + exp(x w)): at most |x| / 4, and no convex function."""
+    """Gradient of the mean of 1 / (1 + exp(x w)), which is not convex; at most the mean |x| / 4."""
     chance = jax.nn.sigmoid(-x @ w)
     return -(chance * (1 - chance)) @ x / x.shape[0]
 
 
 FAMILIES: Mapping[str, Family] = {
-    "convex quadratic": Family(partial(_quadratic, _positive), _quadratic_gradient),
-    "indefinite quadratic": Family(partial(_quadratic, _of_both_signs), _quadratic_gradient),
-    "logistic": Family(partial(_labelled, 1 / 4), _logistic_gradient, 1.0),
-    # The most that the second derivative of the sigmoid can be:
-    "sigmoid": Family(partial(_labelled, 3**-0.5 / 6), _sigmoid_gradient, 1 / 4),
+    "convex quadratic": Family(partial(_quadratic, False)),
+    "indefinite quadratic": Family(partial(_quadratic, True)),
+    "logistic": Family(partial(_labelled, _logistic_gradient, 1 / 4), slope=1.0),
+    # The largest second derivative of the sigmoid is 1 / (6 sqrt(3)).
+    "sigmoid": Family(partial(_labelled, _sigmoid_gradient, 3**-0.5 / 6), slope=1 / 4),
 }
 
 
 def draw(name: str, problems: int, clients: int, seed: int = 0) -> Problem:
-    """So many problems of a family, along a leading axis."""
+    """Draw random problems of a family, stacked along a leading axis."""
     rng = np.random.default_rng([seed, clients, *name.encode()])
     drawn = [FAMILIES[name].draw(rng, clients) for _ in range(problems)]
     return jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *drawn)
 
 
 def gradient_bounds(slope: float, problems: Problem) -> Floats:
-    """For each problem of a classifier, a length that no client's gradient exceeds."""
+    """Return for each problem of a classifier a length G that no client's gradient exceeds."""
     return slope * np.linalg.norm(problems.data, axis=-1).mean(-1).max(-1)
 
 
-def curvature(gradient: Gradient, problem: Problem, iterations: int = 30) -> Array:
-    """The largest absolute eigenvalue of any client's Hessian at the start, by power iteration."""
+def curvature(problem: Problem, iterations: int = 30) -> Array:
+    """Return the largest |eigenvalue| of any client's Hessian at the start, by power iteration."""
 
     def of_client(data: Any) -> Array:
         def product(vector: Array) -> Array:
-            return jax.jvp(partial(gradient, data), (problem.start,), (vector,))[1]
+            return jax.jvp(partial(problem.gradient, data), (problem.start,), (vector,))[1]
 
         def body(_: Any, vector: Array) -> Array:
             image = product(vector)
             return image / jnp.linalg.norm(image)
 
         first = random.normal(random.key(0), problem.start.shape)
-        found = jax.lax.fori_loop(0, iterations, body, first / jnp.linalg.norm(first))
-        return jnp.linalg.norm(product(found))
+        last = jax.lax.fori_loop(0, iterations, body, first / jnp.linalg.norm(first))
+        return jnp.linalg.norm(product(last))
 
     return jax.lax.map(of_client, problem.data).max()
 
 
-class Learnt(NamedTuple):
-    """A problem of data, as the library takes it and as this package does; weights are equal."""
+class LearningTask(NamedTuple):
+    """A model and its data, in the form of the library and in that of this package.
 
-    model: Model  # its parameters are one vector
+    The model's parameters are one vector. All clients have the same weight.
+    """
+
+    model: Model
     clients: list[tuple[Any, Any]]
     loss: Callable[[Any, Any], Any]
     problem: Problem
-    gradient: Gradient
 
 
 def _softplus(outputs: Array, y: Array) -> Array:
-    """The logistic loss of inputs that have the sign of their label."""
+    """Logistic loss of inputs that were multiplied by their label."""
     return jax.nn.softplus(-outputs)
 
 
-def classifier(clients: int, seed: int) -> Learnt:
-    """A logistic problem."""
+def logistic_task(clients: int, seed: int) -> LearningTask:
+    """Draw one logistic problem."""
     drawn = jax.tree.map(lambda leaf: leaf[0], draw("logistic", 1, clients, seed))
-    problem = drawn._replace(weights=jnp.full_like(drawn.weights, 1 / clients))
-    held = [(np.asarray(x), np.zeros(EXAMPLES)) for x in problem.data]
+    problem = replace(drawn, weights=jnp.full_like(drawn.weights, 1 / clients))
     model = Model(lambda key: problem.start, lambda w, x: x @ w)
-    return Learnt(model, held, _softplus, problem, _logistic_gradient)
+    held = [(np.asarray(x), np.zeros(EXAMPLES)) for x in problem.data]
+    return LearningTask(model=model, clients=held, loss=_softplus, problem=problem)
 
 
-def flat(layers: Model, seed: int) -> tuple[Array, Callable[[Array, Array], Array]]:
-    """A model's first parameters as one vector in float64, and the model of such a vector."""
+def flattened(layers: Model, seed: int) -> Model:
+    """Return a model whose parameters are one float64 vector, initialised with `seed`."""
     params = layers.init(random.key(seed))
     start, unravel = ravel_pytree(jax.tree.map(lambda leaf: leaf.astype("float64"), params))
-    return start, lambda w, x: layers.apply(unravel(w), x)
+    return Model(lambda key: start, lambda w, x: layers.apply(unravel(w), x))
 
 
-def dealt(clients: int, examples: int, seed: int) -> list[tuple[Floats, npt.NDArray[np.int32]]]:
-    """Clients with so many digits each, of few classes, as dealt out by Dirichlet(0.3)."""
+def digit_clients(clients: int, examples: int, seed: int) -> list[tuple[Any, Any]]:
+    """Give every client the same number of digits, of few classes: Dirichlet(0.3)."""
     whole = digits.load()
-    rows = partition.dirichlet(whole.train_y, clients, 0.3, seed)
     rng = np.random.default_rng(seed)
-    held = [rng.choice(each, examples, replace=len(each) < examples) for each in rows]
-    return [(whole.train_x[each] / 16.0, whole.train_y[each]) for each in held]
+    chosen = [
+        rng.choice(rows, examples, replace=len(rows) < examples)
+        for rows in partition.dirichlet(whole.train_y, clients, 0.3, seed)
+    ]
+    return [(whole.train_x[rows] / 16.0, whole.train_y[rows]) for rows in chosen]
 
 
-def network(clients: int, examples: int, seed: int) -> Learnt:
-    """The small network in float64 without dropout, and clients with so many digits each."""
-    held = dealt(clients, examples, seed)
-    start, apply = flat(cnn(held[0][0].shape[1], 1, digits.NUM_CLASSES), seed)
+def network_tasks(number: int, seed: int) -> list[LearningTask]:
+    """Return the small convolutional network in float64, without dropout, on the digits.
+
+    Four clients have 20 digits each. The tasks differ in partition and initial parameters.
+    """
+    layers = cnn(8, 1, digits.NUM_CLASSES)
+    models = [flattened(layers, seed + index) for index in range(number)]
 
     def gradient(data: tuple[Array, Array], w: Array) -> Array:
         x, y = data
-        return jax.grad(lambda w: losses.cross_entropy(apply(w, x), y).mean())(w)
+        return jax.grad(lambda w: losses.cross_entropy(models[0].apply(w, x), y).mean())(w)
 
-    x, y = (jnp.asarray(np.stack(part)) for part in zip(*held, strict=True))
-    problem = Problem((x, y), jnp.full(clients, 1 / clients), start)
-    model = Model(lambda key: start, apply)
-    return Learnt(model, held, losses.cross_entropy, problem, gradient)
+    tasks = []
+    for index, model in enumerate(models):
+        held = digit_clients(4, 20, seed + index)
+        data = tuple(jnp.asarray(np.stack(part)) for part in zip(*held, strict=True))
+        start = model.init(random.key(0))
+        problem = Problem(data=data, weights=jnp.full(4, 1 / 4), start=start, gradient=gradient)
+        tasks.append(LearningTask(model, held, losses.cross_entropy, problem))
+    return tasks
