@@ -1,6 +1,6 @@
-"""Flower's own FedAvg on the problem of `examples/flower-digits`: what a deployed round costs it.
+"""Flower's own FedAvg on the problem of `examples/flower-digits`.
 
-`flower_overhead.py` makes a Flower app of this file and of that problem, and measures it.
+`flower_overhead.py` makes a Flower app of this file and of that problem, and measures its rounds.
 """
 
 import json
@@ -27,17 +27,19 @@ client_app = ClientApp()
 
 
 def pack(params: Any) -> ArrayRecord:
+    """Return parameters as a record of a message."""
     return ArrayRecord([np.asarray(leaf) for leaf in jax.tree.leaves(params)])
 
 
 def unpack(arrays: ArrayRecord) -> Any:
+    """Return the parameters in a record."""
     structure = jax.tree.structure(TASK.model.shapes())
     return jax.tree.unflatten(structure, arrays.to_numpy_ndarrays())
 
 
 @jax.jit
 def local_steps(params: Any, x: Array, y: Array, key: Array) -> Any:
-    """Plain SGD: as many steps, of as many examples, as fedda's clients take."""
+    """Take as many SGD steps on as many examples as fedda's clients do."""
 
     def loss(params: Any, rows: Array) -> Array:
         return cross_entropy(TASK.model.apply(params, x[rows]), y[rows]).mean()
@@ -53,11 +55,13 @@ def local_steps(params: Any, x: Array, y: Array, key: Array) -> Any:
 
 @jax.jit
 def evaluate(params: Any, x: Array, y: Array) -> dict[str, Array]:
+    """Return loss and metrics on these examples."""
     return TASK.evaluate(params, x, y)
 
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
+    """Train on this client's share of the digits."""
     number = int(context.node_config["partition-id"])
     x, y = share(number, int(context.node_config["num-partitions"]))
     params = unpack(message.content.array_records["arrays"])
@@ -70,18 +74,19 @@ def train(message: Message, context: Context) -> Message:
 
 @server_app.main()
 def serve(grid: Grid, context: Context) -> None:
-    given, test = context.run_config, test_set()
-    folder = Path(str(given["out"]))
+    """Run FedAvg, and log an evaluation of every round to `metrics.jsonl`."""
+    config, test = context.run_config, test_set()
+    folder = Path(str(config["out"]))
     folder.mkdir(parents=True)
 
     def measure(number: int, arrays: ArrayRecord) -> MetricRecord:
-        found: dict[str, Any] = jax.tree.map(float, evaluate(unpack(arrays), *test))
+        metrics: dict[str, Any] = jax.tree.map(float, evaluate(unpack(arrays), *test))
         if number > 0:
             with open(folder / "metrics.jsonl", "a") as lines:
-                lines.write(json.dumps({"round": number, **found}) + "\n")
-        return MetricRecord(found)
+                lines.write(json.dumps({"round": number, **metrics}) + "\n")
+        return MetricRecord(metrics)
 
-    nodes = int(given["nodes"])
+    nodes = int(config["nodes"])
     strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=nodes, min_available_nodes=nodes)
     start = jax.jit(TASK.model.init)(random.fold_in(random.key(0), 0))
-    strategy.start(grid, pack(start), num_rounds=int(given["rounds"]), evaluate_fn=measure)
+    strategy.start(grid, pack(start), num_rounds=int(config["rounds"]), evaluate_fn=measure)

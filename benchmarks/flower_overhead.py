@@ -1,11 +1,11 @@
-"""Seconds and bytes of a deployed round: fedda's algorithms, and Flower's own FedAvg.
+"""Measure seconds and bytes of a deployed round: fedda's algorithms, and Flower's own FedAvg.
 
     python benchmarks/flower_overhead.py [ROUNDS]
 
 A SuperLink and three SuperNodes on loopback, under TLS and with node keys, as in
 `examples/flower-digits`: the same nodes, model, data and local work for all. Bytes are those that
-the SuperLink counts for a run; a round is as long as it takes to be written down after the one
-before, with its evaluation.
+the SuperLink counts for a run. A round, with its evaluation, lasts from the log entry of the round
+before to its own.
 """
 
 import importlib
@@ -18,6 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from fedda.report.tables import markdown_table
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parent / "examples" / "flower-digits"
@@ -42,7 +44,7 @@ out = ""
 
 
 class Cost(NamedTuple):
-    """Of a round; bytes are of all clients together."""
+    """Cost of a round; bytes are of all clients together."""
 
     seconds: float
     shortest: float
@@ -52,7 +54,7 @@ class Cost(NamedTuple):
 
 
 def flower_fedavg(directory: Path) -> Path:
-    """Flower's own FedAvg as an app."""
+    """Make a Flower app of Flower's own FedAvg, and return its directory."""
     shutil.copytree(EXAMPLE / "flower_digits", directory / "flower_digits")
     shutil.copy(HERE / "flower_fedavg.py", directory)
     (directory / "pyproject.toml").write_text(DESCRIPTION)
@@ -60,7 +62,7 @@ def flower_fedavg(directory: Path) -> Path:
 
 
 def round_ends(path: Path, rounds: int) -> list[float]:
-    """When each round was written down, as it is seen from here."""
+    """Wait for all rounds in a log; return the times at which their entries appeared."""
     ends: list[float] = []
     while len(ends) < rounds:
         time.sleep(0.05)
@@ -70,6 +72,7 @@ def round_ends(path: Path, rounds: int) -> list[float]:
 
 
 def measure(federation: Any, app: Path, out: Path, **config: Any) -> Cost:
+    """Run an app on a federation, and measure its rounds."""
     federation.app = app
     run = federation.submit({**config, "out": str(out)})
     ends = round_ends(out / "metrics.jsonl", config["rounds"])
@@ -79,11 +82,11 @@ def measure(federation: Any, app: Path, out: Path, **config: Any) -> Cost:
     seconds = [after - before for before, after in itertools.pairwise(ends)]
     traffic = federation.status(run)["network-traffic"]
     return Cost(
-        statistics.median(seconds),
-        min(seconds),
-        max(seconds),
-        traffic["outbound-bytes"] / config["rounds"] / 1000,
-        traffic["inbound-bytes"] / config["rounds"] / 1000,
+        seconds=statistics.median(seconds),
+        shortest=min(seconds),
+        longest=max(seconds),
+        kilobytes_down=traffic["outbound-bytes"] / config["rounds"] / 1000,
+        kilobytes_up=traffic["inbound-bytes"] / config["rounds"] / 1000,
     )
 
 
@@ -101,9 +104,9 @@ def main() -> None:
             for algorithm in ("fedavg", "fedda-sgdm"):
                 out = directory / algorithm
                 costs[algorithm] = measure(federation, EXAMPLE, out, algorithm=algorithm, **size)
-    print("| | seconds a round | shortest | longest | kB down | kB up |\n|:--" + "|--:" * 5 + "|")
-    for label, cost in costs.items():
-        print(f"| {label} | " + " | ".join(f"{number:.1f}" for number in cost) + " |")
+    header = ["", "seconds a round", "shortest", "longest", "kB down", "kB up"]
+    rows = [[label, *(f"{number:.1f}" for number in cost)] for label, cost in costs.items()]
+    print(markdown_table([header, *rows]))
 
 
 if __name__ == "__main__":

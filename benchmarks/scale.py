@@ -1,14 +1,14 @@
-"""How large a federation may be: Stack Overflow's shape on disk, and a million small clients.
+"""Measure large federations: Stack Overflow's shape on disk, and a million small clients.
 
     python benchmarks/scale.py DIR [--share 1.0] [--rounds 20] [--out scale.json]
 
 Draws a federation of the shape of Stack Overflow's training set (342,477 users, 135,818,730
 sentences of about 20 words with Zipf's frequencies, users' sizes log-normal) and writes it to DIR
-as a store (about 7 GB; `--share` makes a smaller one, and the results say so). Then, in a process
-of its own each, which starts with nothing: opens it; draws cohorts of 10 and gathers their examples
-as the simulator does; trains the logistic regression of the paper. And the same with 1,000,000
-clients of ten examples. Reports seconds to open, milliseconds a round that the host works, seconds
-a round, and the largest resident memory. What is learnt does not matter: the words are random.
+as a store (about 7 GB; `--share` makes a smaller one, and the results say so). Then, in a new
+process: opens it; draws cohorts of 10 and gathers their examples as the simulator does; trains the
+logistic regression of the paper. Does the same with 1,000,000 clients of ten examples. Reports
+seconds to open, milliseconds of host work per round, seconds per round, and the largest resident
+memory. What is learnt does not matter: the words are random.
 """
 
 import argparse
@@ -39,7 +39,7 @@ SMALL_CLIENTS, SMALL_EXAMPLES = 1_000_000, 10
 
 
 def sizes(rng: np.random.Generator, users: int, sentences: int) -> np.ndarray:
-    """Log-normal above the least number of sentences a user there has, with the right sum."""
+    """Draw the users' numbers of sentences: log-normal, at least 100, with the given sum."""
     draws = rng.lognormal(4.5, 1.2, users)
     count = (draws * (sentences - 100 * users) / draws.sum()).astype(np.int64) + 100
     count[: sentences - int(count.sum())] += 1  # what rounding down left over
@@ -47,9 +47,9 @@ def sizes(rng: np.random.Generator, users: int, sentences: int) -> np.ndarray:
 
 
 def texts(count: np.ndarray, mean_words: float) -> Iterator[Client]:
-    """Users with random sentences: a sentence has about `mean_words` words and two tags."""
+    """Draw users with random sentences, which have about `mean_words` words and two tags."""
     rng = np.random.default_rng(1)
-    # Ranks by Zipf's law, a million at once; drawing out of them is much faster than anew.
+    # A million ranks by Zipf's law. To sample from them is much faster than to draw new ones.
     zipf = np.minimum(np.exp(rng.random(2**20) * np.log(60_000)), 60_000).astype(np.uint16)
     for first in range(0, len(count), 1000):
         block = count[first : first + 1000]
@@ -68,6 +68,7 @@ def texts(count: np.ndarray, mean_words: float) -> Iterator[Client]:
 
 
 def write(path: Path, count: np.ndarray, mean_words: float) -> dict[str, float]:
+    """Write a federation of random texts to disk, and time it."""
     begin = time.perf_counter()
     made = store.write(path, Source({"train": texts(count, mean_words)}), {"drawn": True})
     size = sum(facts["bytes"] for facts in made.meta["files"].values())
@@ -75,7 +76,7 @@ def write(path: Path, count: np.ndarray, mean_words: float) -> dict[str, float]:
 
 
 def measure(path: Path, rounds: int) -> dict[str, Any]:
-    """What one process, which has opened nothing before, needs."""
+    """Open a federation and train on it, in a process that has opened nothing before."""
     begin = time.perf_counter()
     opened = Feed(store.open_store(path).splits["train"], most=1000)
     seconds_to_open = time.perf_counter() - begin
@@ -96,9 +97,9 @@ def measure(path: Path, rounds: int) -> dict[str, Any]:
         client_lr=100.0,
     )
     host_rounds = 200
-    waiting = simulate.host_work(setup._replace(rounds=host_rounds, eval_every=100), seeds=[1])
+    spans = simulate.host_work(setup._replace(rounds=host_rounds, eval_every=100), seeds=[1])
     begin = time.perf_counter()
-    for _ in waiting:
+    for _ in spans:
         pass
     host = (time.perf_counter() - begin) / host_rounds
 
@@ -146,8 +147,8 @@ def main() -> None:
         written = write(path, count, mean_words)
         command = [sys.executable, __file__, str(arguments.directory), "--measure", str(path)]
         command += ["--rounds", str(arguments.rounds)]
-        told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        results[name] = {"examples": int(count.sum()), **written, **json.loads(told)}
+        printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        results[name] = {"examples": int(count.sum()), **written, **json.loads(printed)}
         print(json.dumps({name: results[name]}, indent=1), flush=True)
     if arguments.out:
         arguments.out.write_text(json.dumps(results, indent=1) + "\n")

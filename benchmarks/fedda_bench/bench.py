@@ -1,7 +1,7 @@
-"""How long a round takes here, beside centralised training and what the machine can do at most.
+"""Time a round, centralised training on as many examples, and their share of the machine's peak.
 
 Each program trains several rounds, as those between two evaluations are trained. Programs that are
-compared take turns, so that whatever else the machine does slows all of them alike.
+compared take turns, so that other work on the machine slows all of them alike.
 """
 
 import math
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax, random
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.stages import Compiled, Lowered
@@ -22,112 +23,105 @@ from fedda.core import tree
 from fedda.core.task import ExampleWise
 from fedda.core.tree import PyTree
 from fedda.data.federation import Shards, num_rows, take_rows
-from fedda.models import Model
+from fedda.models import Model, with_precision
 from fedda.simulate import train as simulate
-from fedda.simulate.devices import everywhere
-from fedda_bench import machine
+from fedda.simulate.devices import everywhere, mesh_for
 
 ALGORITHMS = ("fedavg", "fedda-sgdm")
-REPETITION = 1.0  # seconds that a repetition takes at least, so that its start does not count
-RATE = 1e-3  # of learning, which does not matter: small enough for nothing to become infinite
+REPETITION = 1.0  # least seconds of a repetition, so that the start of a program does not count
+TIMES = 4  # that an operation of the machine's peak is done in one program
+RATE = 1e-3  # learning rate; small enough for nothing to become infinite
 
 
 class Case(NamedTuple):
-    """A round to be measured."""
+    """A round to measure."""
 
-    name: str
     model: Model
     central: Model  # the same model with the convolution that suits centralised training
     clients: Shards
     loss: ExampleWise
     batch: int
-    steps: int  # of each client in a round
+    steps: int  # local steps of each client
     cohort: int = 10
     rounds: int = simulate.LONGEST  # of one repetition, at most
 
-    @property
-    def examples(self) -> int:
-        """The examples of a round."""
-        return self.cohort * self.batch * self.steps
-
 
 class Program(NamedTuple):
-    """A compiled program that goes on from where it ended."""
+    """A compiled program; each call continues from where the last one ended."""
 
     compile_seconds: float
-    program_bytes: int | None  # on each device: what it is given, needs meanwhile and gives back
-    seconds: Callable[[int], float]  # for so many rounds
-    healthy: Callable[[], bool]  # whether nothing has become infinite so far
+    program_bytes: int | None  # on each device: arguments, results and temporary memory
+    seconds: Callable[[int], float]  # train this number of rounds; return the seconds it took
 
 
-def federated(case: Case, algorithm: str) -> tuple[Program, Mesh | None]:
-    """Rounds of a federated algorithm as `fedda run` does them, and the devices that share them."""
-    setup, hyper = api.prepare(
-        algorithm,
-        case.model,
-        case.clients,
-        case.loss,
-        rounds=case.rounds,
-        eval_every=case.rounds,
-        cohort=case.cohort,
-        batch=case.batch,
-        local_work=case.steps,
-        devices=None,
-        client_lr=RATE,
-    )
-    mesh = setup.layout.mesh
+def federated(case: Case, algorithm: str) -> Program:
+    """Return rounds of a federated algorithm, as `fedda run` does them."""
+    settings: dict[str, Any] = {"rounds": case.rounds, "eval_every": case.rounds, "devices": None}
+    settings |= {"cohort": case.cohort, "batch": case.batch, "local_work": case.steps}
+    settings |= {"client_lr": RATE}
+    setup, hyper = api.prepare(algorithm, case.model, case.clients, case.loss, **settings)
     hp = api.traced(hyper, case.model)
-    start = simulate.start(setup, hp, [0])
-    hp, key, run = everywhere((hp, random.key(0), start), mesh)
+    start = (hp, random.key(0), simulate.start(setup, hp, [0]))
+    hp, key, run = everywhere(start, setup.layout.mesh)
     span = next(simulate.host_work(setup, [0]))
-    fixed = (setup.algorithm, setup.task, setup.layout, False)
+    segment = simulate.segment(setup.algorithm, setup.task, setup.layout, False)
     data = (span.shards, key, span.cohorts[0], None, 0)
-    compiled, seconds = _compiled(lambda: simulate.segment(*fixed).lower(hp, run, *data, 1))
-
-    def train(rounds: int) -> float:
-        nonlocal run
-        begin = time.perf_counter()
-        run, _ = jax.block_until_ready(compiled(hp, run, *data, rounds))
-        return time.perf_counter() - begin
-
-    def healthy() -> bool:
-        return int(run.skipped) == int(run.nonfinite) == 0
-
-    return Program(seconds, _planned(compiled), train, healthy), mesh
+    return _program(
+        lambda: segment.lower(hp, run, *data, 1),
+        start=run,
+        step=lambda compiled, run, rounds: compiled(hp, run, *data, rounds)[0],
+    )
 
 
 def centralised(case: Case, mesh: Mesh | None) -> Program:
-    """The floor: SGD on one model, with as many examples and steps as the rounds of a cohort."""
+    """Return the floor: SGD on one model, with as many examples and steps as a cohort's rounds."""
     size, total = case.cohort * case.batch, num_rows(case.clients.y)
 
     @partial(jax.jit, donate_argnums=0)
     def program(params: PyTree, columns: Any, key: Array, steps: Array) -> PyTree:
         def step(number: Array, params: PyTree) -> PyTree:
-            own = random.fold_in(key, number)
-            x, y = take_rows(columns, random.randint(own, (size,), 0, total))
+            step_key = random.fold_in(key, number)
+            x, y = take_rows(columns, random.randint(step_key, (size,), 0, total))
             if mesh is not None:  # every device takes its share of the batch
                 share = NamedSharding(mesh, PartitionSpec("clients"))
                 x, y = lax.with_sharding_constraint((x, y), share)
-            return tree.axpy(-RATE, central_gradient(case, params, x, y, own), params)
+            return tree.axpy(-RATE, central_gradient(case, params, x, y, step_key), params)
 
         return lax.fori_loop(0, steps, step, params)
 
     params = jax.jit(case.central.init)(random.key(0))
     columns = (case.clients.x, case.clients.y)
     params, columns, key = everywhere((params, columns, random.key(1)), mesh)
-    compiled, seconds = _compiled(lambda: program.lower(params, columns, key, 1))
+    return _program(
+        lambda: program.lower(params, columns, key, 1),
+        start=params,
+        step=lambda compiled, params, rounds: compiled(params, columns, key, rounds * case.steps),
+    )
 
-    def train(rounds: int) -> float:
-        nonlocal params
+
+def _program(
+    lower: Callable[[], Lowered], *, start: Any, step: Callable[[Compiled, Any, int], Any]
+) -> Program:
+    """Compile a program that takes its state some rounds further, and time every call."""
+    begin = time.perf_counter()
+    compiled = lower().compile()
+    compile_seconds, state = time.perf_counter() - begin, start
+    planned = None
+    if plan := compiled.memory_analysis():
+        planned = plan.argument_size_in_bytes + plan.output_size_in_bytes + plan.temp_size_in_bytes
+        planned -= plan.alias_size_in_bytes
+
+    def seconds(rounds: int) -> float:
+        nonlocal state
         begin = time.perf_counter()
-        params = jax.block_until_ready(compiled(params, columns, key, rounds * case.steps))
+        state = jax.block_until_ready(step(compiled, state, rounds))
         return time.perf_counter() - begin
 
-    return Program(seconds, _planned(compiled), train, lambda: bool(tree.all_finite(params)))
+    return Program(compile_seconds=compile_seconds, program_bytes=planned, seconds=seconds)
 
 
 def central_gradient(case: Case, params: PyTree, x: Any, y: Any, key: Array) -> PyTree:
-    """Of the mean loss of these examples, and of the model's penalty."""
+    """Return the gradient of the mean loss of these examples and of the model's penalty."""
     model = case.central
 
     def mean_loss(params: PyTree) -> Array:
@@ -139,60 +133,46 @@ def central_gradient(case: Case, params: PyTree, x: Any, y: Any, key: Array) -> 
 
 
 def flops(case: Case) -> float | None:
-    """The operations of a round's gradients in centralised training, as XLA counts them.
+    """Return the operations of a round's gradients in centralised training, as XLA counts them.
 
     They are counted before XLA optimises, so that every machine has the same number, and of one
     step, as XLA counts what is in a loop only once. Not every accelerator counts: the host does.
     """
-    params = case.central.shapes()
     rows = jax.ShapeDtypeStruct((case.cohort * case.batch,), jnp.int32)
-    columns = (case.clients.x, case.clients.y)
-    batch = jax.eval_shape(take_rows, columns, rows)
+    batch = jax.eval_shape(take_rows, (case.clients.x, case.clients.y), rows)
+    arguments = (case.central.shapes(), *batch, random.key(0))
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        lowered = jax.jit(partial(central_gradient, case)).lower(params, *batch, random.key(0))
+        lowered = jax.jit(partial(central_gradient, case)).lower(*arguments)
     analysis: Mapping[str, float] = lowered.cost_analysis() or {}
     return case.steps * analysis["flops"] if "flops" in analysis else None
 
 
-def _compiled(lower: Callable[[], Lowered]) -> tuple[Compiled, float]:
-    """The program, and the seconds that tracing and compiling it took."""
-    begin = time.perf_counter()
-    compiled = lower().compile()
-    return compiled, time.perf_counter() - begin
+def measure(case: Case, repetitions: int, peak: float) -> dict[str, Any]:
+    """Return the size of a case, the timings of every program, and how they compare.
 
-
-def _planned(compiled: Compiled) -> int | None:
-    plan = compiled.memory_analysis()
-    if plan is None:
-        return None
-    needed = plan.argument_size_in_bytes + plan.output_size_in_bytes + plan.temp_size_in_bytes
-    return int(needed - plan.alias_size_in_bytes)
-
-
-def measure(case: Case, repetitions: int) -> dict[str, Any]:
-    """A case: its size, what every program takes, and how they compare."""
-    first, mesh = federated(case, ALGORITHMS[0])
-    others = {name: federated(case, name)[0] for name in ALGORITHMS[1:]}
-    programs = {"floor": centralised(case, mesh), ALGORITHMS[0]: first, **others}
+    `peak` is the most operations per second of one device, or of all cores of a CPU.
+    """
+    mesh = mesh_for(None, case.cohort, tree.size(case.model.shapes()))
+    programs = {"floor": centralised(case, mesh)}
+    programs |= {name: federated(case, name) for name in ALGORITHMS}
     rounds = {name: enough(program, case.rounds) for name, program in programs.items()}
     times: dict[str, list[float]] = {name: [] for name in programs}
     for _ in range(repetitions):
         for name, program in programs.items():
             times[name].append(program.seconds(rounds[name]) / rounds[name])
-    for name, program in programs.items():
-        if not program.healthy():
-            raise RuntimeError(f"{case.name}: {name} came to numbers that are not finite.")
-    operations = flops(case)
-    middle = {name: statistics.median(each) for name, each in times.items()}
-    stats = jax.devices()[0].memory_stats() or {}
+    devices = 1 if mesh is None else mesh.size
+    examples, operations = case.cohort * case.batch * case.steps, flops(case)
+    most = peak if jax.default_backend() == "cpu" else devices * peak
+    middle = {name: statistics.median(seconds) for name, seconds in times.items()}
+    speeds = {name: operations and operations / seconds for name, seconds in middle.items()}
     return {
         "parameters": tree.size(case.model.shapes()),
         "cohort": case.cohort,
         "batch": case.batch,
         "steps": case.steps,
-        "examples_per_round": case.examples,
+        "examples_per_round": examples,
         "flops_per_round": operations,
-        "devices": 1 if mesh is None else mesh.size,
+        "devices": devices,
         "programs": {
             name: {
                 "seconds_per_round": {
@@ -202,8 +182,9 @@ def measure(case: Case, repetitions: int) -> dict[str, Any]:
                     "all": times[name],
                 },
                 "rounds_per_repetition": rounds[name],
-                "examples_per_second": case.examples / middle[name],
-                "flops_per_second": None if operations is None else operations / middle[name],
+                "examples_per_second": examples / middle[name],
+                "flops_per_second": speeds[name],
+                "share_of_peak": (speed := speeds[name]) and speed / most,
                 "ratio_to_floor": middle[name] / middle["floor"],
                 "compile_seconds": program.compile_seconds,
                 "program_bytes": program.program_bytes,
@@ -211,31 +192,46 @@ def measure(case: Case, repetitions: int) -> dict[str, Any]:
             for name, program in programs.items()
         },
         "fedda_to_fedavg": middle["fedda-sgdm"] / middle["fedavg"],
-        "peak_bytes_so_far": {
-            "device": stats.get("peak_bytes_in_use"),
-            "host": machine.host_bytes(),
-        },
     }
 
 
 def enough(program: Program, most: int) -> int:
-    """The rounds of a repetition; finding out warms the program up."""
+    """Return the number of rounds of a repetition. Measuring it warms the program up."""
     program.seconds(1)
     rounds = 1
-    while rounds < most and (taken := program.seconds(rounds)) < REPETITION:
-        rounds = min(most, max(2 * rounds, math.ceil(1.2 * rounds * REPETITION / taken)))
+    while rounds < most and (seconds := program.seconds(rounds)) < REPETITION:
+        rounds = min(most, max(2 * rounds, math.ceil(1.2 * rounds * REPETITION / seconds)))
     return rounds
 
 
-def with_shares(measured: dict[str, Any], most: Mapping[str, float]) -> dict[str, Any]:
-    """A measured case, with what part of the machine's operations its programs get."""
-    # The cores of a CPU have done the large product together.
-    devices = 1 if jax.default_backend() == "cpu" else measured["devices"]
-    peak = devices * most["flops_per_second"]
+def machine_peak(precision: str, repetitions: int) -> dict[str, float]:
+    """Measure the peak of a device: operations of a large matrix product, bytes of a large copy."""
+    side, length = (2048, 2**25) if jax.default_backend() == "cpu" else (8192, 2**28)
+    dtype = jnp.bfloat16 if precision == "bf16" else jnp.float32
+    product = with_precision(Model(random.key, lambda matrix, x: x @ matrix), precision)
+    matrix, array = np.full((side, side), 1 / side, dtype), np.zeros(length, np.float32)
 
-    def share(program: dict[str, Any]) -> dict[str, Any]:
-        speed = program["flops_per_second"]
-        return program | {"share_of_peak": None if speed is None else speed / peak}
+    def multiply(x: Array, matrix: Array) -> Array:
+        return product.apply(matrix, x).astype(dtype)
 
-    programs = {name: share(program) for name, program in measured["programs"].items()}
-    return measured | {"programs": programs}
+    return {
+        "flops_per_second": 2 * side**3 / _fastest(repetitions, multiply, matrix, matrix),
+        "bytes_per_second": 2 * array.nbytes / _fastest(repetitions, lambda x: x + 1, array),
+    }
+
+
+def _fastest(repetitions: int, function: Callable[..., Array], x: Any, *others: Any) -> float:
+    """Return the fewest seconds that x <- function(x, *others) takes."""
+
+    # Several times in one program and in place: else starting it, and finding new memory, counts.
+    @partial(jax.jit, donate_argnums=0)
+    def program(x: Array, times: Array, *others: Array) -> Array:
+        return lax.fori_loop(0, times, lambda _, x: function(x, *others), x)
+
+    x, others = jax.device_put((x, others))
+    seconds = []
+    for _ in range(repetitions + 1):
+        begin = time.perf_counter()
+        x = jax.block_until_ready(program(x, TIMES, *others))
+        seconds.append(time.perf_counter() - begin)
+    return min(seconds[1:]) / TIMES  # the first was compiled

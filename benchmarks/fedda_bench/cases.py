@@ -1,10 +1,11 @@
-"""The rounds that `fedda bench` measures: the paper's models on drawn data of the real shapes.
+"""The rounds that `fedda bench` measures: the paper's models on random data of the real shapes.
 
 What is learnt does not matter. There are 100 clients with one epoch of examples each, which lie on
 the device as those of a real run do.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -21,63 +22,45 @@ from fedda.tasks import cifar100, emnist, emnist_autoencoder
 from fedda_bench.bench import Case
 
 CLIENTS = 100
-WORDS, TAGS = 10_000, 500  # that the model of Stack Overflow knows
-LONGEST = 64  # words of a text; about 20 is the mean
+WORDS, TAGS = 10_000, 500  # vocabulary of the model of Stack Overflow
+LONGEST = 64  # words of a text; the mean is about 20
 
 Column = Array | Ragged
-ON_CPU = ("mlp", "cnn-small", "autoencoder")  # which two cores measure in about a minute
 
 
-def build(name: str, precision: str) -> Case:
-    return CASES[name](name, precision)
-
-
-def _mlp(name: str, precision: str) -> Case:
-    def unpack(x: Array) -> Array:
-        return x.astype(jnp.float32) / 16
-
+def _mlp(precision: str) -> Case:
     network = with_precision(mlp(64, 64, digits.NUM_CLASSES), precision)
+    model = with_input(network, lambda x: x.astype(jnp.float32) / 16)
     x, y = _images(50, (8, 8, 1), 17), _labels(50, digits.NUM_CLASSES)
-    return _case(name, with_input(network, unpack), x, y, losses.cross_entropy, 10, 5)
+    return _case([model], x, y, losses.cross_entropy, batch=10, steps=5)
 
 
-def _cnn(name: str, precision: str, steps: int = 10) -> Case:
-    def prepare(x: Array) -> Array:
-        return inputs.scaled(x)[..., None]
-
+def _cnn(precision: str, steps: int) -> Case:
     def model(convolution: Convolution) -> Model:
-        network = cnn(28, 1, classes, convolution)
-        return with_input(with_precision(network, precision), prepare)
+        network = with_precision(cnn(28, 1, classes, convolution), precision)
+        return with_input(network, lambda x: inputs.scaled(x)[..., None])
 
-    classes, examples = len(emnist.LABELS), 20 * steps
-    x, y = _images(examples, (28, 28)), _labels(examples, classes)
-    case = _case(name, model(patches_conv), x, y, losses.cross_entropy, 20, steps)
-    return case._replace(central=model(_usual_convolution()))
-
-
-def _small_cnn(name: str, precision: str) -> Case:
-    return _cnn(name, precision, steps=5)
+    classes = len(emnist.LABELS)
+    x, y = _images(20 * steps, (28, 28)), _labels(20 * steps, classes)
+    models = [model(convolution) for convolution in _convolutions()]
+    return _case(models, x, y, losses.cross_entropy, batch=20, steps=steps)
 
 
-def _autoencoder(name: str, precision: str) -> Case:
-    network = with_precision(autoencoder(), precision)
+def _autoencoder(precision: str) -> Case:
+    model = with_input(with_precision(autoencoder(), precision), emnist_autoencoder.ink)
     x = _images(200, (28, 28))
-    model = with_input(network, emnist_autoencoder.ink)
-    return _case(name, model, x, x, emnist_autoencoder.mse, 20, 10)
+    return _case([model], x, x, emnist_autoencoder.mse, batch=20, steps=10)
 
 
-def _logistic(name: str, precision: str) -> Case:
-    def bag(x: Array) -> Array:
-        return inputs.bag_of_words(x, WORDS, "known")
-
+def _logistic(precision: str) -> Case:
     network = with_precision(linear(WORDS, TAGS), precision)
-    rng = np.random.default_rng(0)
-    length = np.clip(rng.poisson(20, 1000 * CLIENTS), 1, LONGEST)
+    model = with_input(network, lambda x: inputs.bag_of_words(x, WORDS, "known"))
+    length = np.clip(np.random.default_rng(0).poisson(20, 1000 * CLIENTS), 1, LONGEST)
     x, y = _ranks(length, 60_000, LONGEST), _ranks(np.full(len(length), 2), 2_000, 2)
-    return _case(name, with_input(network, bag), x, y, losses.tag_cross_entropy, 100, 10)
+    return _case([model], x, y, losses.tag_cross_entropy, batch=100, steps=10)
 
 
-def _resnet18(name: str, precision: str) -> Case:
+def _resnet18(precision: str) -> Case:
     def prepare(x: Array) -> Array:
         return inputs.standardise(inputs.central_crop(x, cifar100.CROP))
 
@@ -89,37 +72,42 @@ def _resnet18(name: str, precision: str) -> Case:
         return with_input(with_precision(network, precision), prepare, augment)
 
     x, y = _images(100, (32, 32, 3)), _labels(100, cifar100.CLASSES)
-    case = _case(name, model(patches_conv), x, y, losses.cross_entropy, 20, 5)
-    return case._replace(central=model(_usual_convolution()))
+    models = [model(convolution) for convolution in _convolutions()]
+    return _case(models, x, y, losses.cross_entropy, batch=20, steps=5)
 
 
-def _usual_convolution() -> Convolution:
-    """The fastest for a single model: in a loop on a CPU, that is not XLA's own."""
-    return patches_conv if jax.default_backend() == "cpu" else lax.conv_general_dilated
-
-
-# In the order of memory: what the largest so far has taken is then each one's own.
-CASES: dict[str, Callable[[str, str], Case]] = {
+CASES: Mapping[str, Callable[[str], Case]] = {
     "mlp": _mlp,
-    "cnn-small": _small_cnn,
-    "cnn": _cnn,
+    "cnn-small": partial(_cnn, steps=5),
+    "cnn": partial(_cnn, steps=10),
     "autoencoder": _autoencoder,
     "logistic": _logistic,
     "resnet18": _resnet18,
 }
+ON_CPU = ("mlp", "cnn-small", "autoencoder")  # which two cores measure in about a minute
+
+
+def _convolutions() -> tuple[Convolution, Convolution]:
+    """Return the convolution for many models at once, and the fastest for a single model.
+
+    On a CPU, XLA's convolution is slow in a loop.
+    """
+    on_cpu = jax.default_backend() == "cpu"
+    return patches_conv, patches_conv if on_cpu else lax.conv_general_dilated
 
 
 def _case(
-    name: str, model: Model, x: Column, y: Column, loss: ExampleWise, batch: int, steps: int
+    models: Sequence[Model], x: Column, y: Column, loss: ExampleWise, *, batch: int, steps: int
 ) -> Case:
-    count = np.full(CLIENTS, batch * steps, np.int32)
-    start = np.cumsum(count, dtype=np.int32) - count
-    clients = Shards(x, y, jnp.asarray(start), jnp.asarray(count), batch * steps, CLIENTS)
-    return Case(name, model, model, clients, loss, batch, steps)
+    """Return the case of one model, or of one for federated and one for centralised training."""
+    size = batch * steps
+    start, count = size * jnp.arange(CLIENTS, dtype=jnp.int32), jnp.full(CLIENTS, size, jnp.int32)
+    clients = Shards(x=x, y=y, start=start, count=count, max_count=size, num_clients=CLIENTS)
+    return Case(models[0], models[-1], clients=clients, loss=loss, batch=batch, steps=steps)
 
 
 def _images(examples: int, shape: tuple[int, ...], values: int = 256) -> Array:
-    """So many examples of each client, as bytes."""
+    """Draw images for every client, as bytes."""
     rng = np.random.default_rng(1)
     return jnp.asarray(rng.integers(0, values, (examples * CLIENTS, *shape), np.uint8))
 
@@ -130,8 +118,8 @@ def _labels(examples: int, classes: int) -> Array:
 
 
 def _ranks(length: np.ndarray, known: int, width: int) -> Ragged:
-    """Texts of these lengths, their words drawn by Zipf's law out of so many."""
+    """Draw texts of these lengths, with words of a vocabulary by Zipf's law."""
     rng = np.random.default_rng(3)
     ranks = np.exp(rng.random(int(length.sum())) * np.log(known)).astype(np.uint16)
-    start, length = (each.astype(np.int32) for each in (np.cumsum(length) - length, length))
-    return Ragged(jnp.asarray(ranks - 1), jnp.asarray(start), jnp.asarray(length), width)
+    start = jnp.asarray((np.cumsum(length) - length).astype(np.int32))
+    return Ragged(jnp.asarray(ranks - 1), start, jnp.asarray(length.astype(np.int32)), width)

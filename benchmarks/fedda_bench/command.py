@@ -18,57 +18,47 @@ from fedda.experiments import run
 from fedda.simulate import devices
 from fedda.storage.files import write_whole
 
+MODELS = """Any of mlp, cnn-small, cnn, autoencoder, logistic and resnet18. Default: all of them, or
+on a CPU those that take about a minute."""
+
 
 @writing("--out")
 def bench_command(
     models: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[MODEL]...",
-            help="Of mlp, cnn-small, cnn, autoencoder, logistic, resnet18. Default: all, or on a "
-            "CPU those that take about a minute.",
-            show_default=False,
-        ),
+        list[str] | None, typer.Argument(metavar="[MODEL]...", help=MODELS, show_default=False)
     ] = None,
-    repetitions: Annotated[int, typer.Option(help="Timings of each program.")] = 5,
+    repetitions: Annotated[int, typer.Option(min=1, help="Timings of each program.")] = 5,
     precision: Annotated[str, typer.Option(help="fp32, tf32 or bf16.")] = "tf32",
-    path: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("bench.json"),
-    quick: Annotated[
-        bool, typer.Option("--quick", help="One round each, to see that it works.")
-    ] = False,
+    path: Annotated[Path, typer.Option("--out", help="Output file.")] = Path("bench.json"),
+    quick: Annotated[bool, typer.Option("--quick", help="Time one round, as a trial.")] = False,
 ) -> None:
-    """Measure rounds of the paper's models on this machine, on drawn data.
+    """Time rounds of the paper's models on this machine, on random data.
 
-    FedAvg and FedDA+SGDM are compared with centralised training on as many examples, and with the
-    most that the machine can do. On two cores this takes a few minutes, with --quick about two as
-    programs are still compiled; mlp alone takes ten seconds with it.
+    Compares FedAvg and FedDA+SGDM with centralised training on as many examples, and with the peak
+    speed of the machine. Takes a few minutes on two cores, and about two with --quick, as programs
+    are still compiled; mlp alone takes ten seconds with --quick.
     """
-    from fedda_bench import bench, cases, machine  # late: they load Flax
+    from fedda_bench import bench, cases  # late: they load Flax
 
-    names = list(dict.fromkeys(models or []))
-    for name in names:
+    for name in models or []:
         if name not in cases.CASES:
             raise unknown("model", name, cases.CASES)
-    if repetitions < 1:
-        raise InputError(f"--repetitions must be at least 1, got {repetitions}.")
-    if not path.parent.is_dir():
-        raise InputError(f"--out is in {path.parent}, which is not a folder. Make it first.")
     if path.is_dir():
         raise InputError(f"--out must be a file to write, got the folder {path}.")
-    _check_writable(path)
-    # Or a second measurement would tell how long it takes to read a program.
+    with tempfile.TemporaryFile(dir=path.parent):  # so that a refusal costs no measurement
+        pass
+    # Else a second measurement would time the reading of a compiled program.
     jax.config.update("jax_enable_compilation_cache", False)
-    if not names:
-        cpu = jax.default_backend() == "cpu"
-        names = [name for name in cases.CASES if not cpu or name in cases.ON_CPU]
+    default = cases.ON_CPU if jax.default_backend() == "cpu" else cases.CASES
+    measured = {}
     with training(lambda: "Nothing was written."):
-        found = {}
-        for name in names:
+        peak = bench.machine_peak(precision, repetitions)
+        for name in dict.fromkeys(models or default):
             err.print(f"measuring {name}")
-            case = cases.build(name, precision)
-            found[name] = bench.measure(case._replace(rounds=1) if quick else case, repetitions)
-        most = machine.most(precision, repetitions, quick)
-    measured: dict[str, Any] = {
+            case = cases.CASES[name](precision)
+            case = case._replace(rounds=1) if quick else case
+            measured[name] = bench.measure(case, repetitions, peak["flops_per_second"])
+    record = {
         "date": time.strftime("%Y-%m-%d"),
         "device": run.device(),
         "cores": devices.cores(),
@@ -77,77 +67,48 @@ def bench_command(
         "quick": quick,
         "versions": run.versions(),
         "commit": run.commit(),
-        "machine": most,
-        "models": {name: bench.with_shares(each, most) for name, each in found.items()},
+        "machine": peak,
+        "models": measured,
     }
-    write_whole(path, json.dumps(measured, indent=2, allow_nan=False) + "\n")
-    print_whole(_table(measured["models"]))
-    for line in _remarks(measured):
+    write_whole(path, json.dumps(record, indent=2, allow_nan=False) + "\n")
+    print_whole(_table(measured))
+    for line in (
+        f"{run.device()}, {precision}, jax {jax.__version__}, medians of {repetitions}",
+        f"at most {peak['flops_per_second'] / 1e12:.3g} TFLOP/s in a large product of matrices, "
+        f"{peak['bytes_per_second'] / 1e9:.3g} GB/s in a large copy",
+        f"Written to {path}",
+    ):
         out.print(escape(line), soft_wrap=True)
-    out.print(f"Written to {path}", soft_wrap=True)
-
-
-def _check_writable(path: Path) -> None:
-    """Tries it: permissions do not tell what a file system refuses."""
-    try:
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise InputError(
-            f"cannot write to {path} ({error.strerror}). Give another --out."
-        ) from None
-
-
-COLUMNS = (
-    "ms a\nround",
-    "least",
-    "spread",
-    "x\nfloor",
-    "x\nFedAvg",
-    "1,000\nex./s",
-    "TFLOP\n/s",
-    "of\npeak",
-    "com-\npile s",
-    "MB",
-)
 
 
 def _table(models: dict[str, Any]) -> Table:
-    """A line for each program, under the name of its model."""
-    listing = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
-    listing.add_column("", no_wrap=True)
-    for title in COLUMNS:
-        listing.add_column(title, justify="right")
+    """Return one line for each program, under the name of its model."""
+    lines = []
     for name, model in models.items():
-        listing.add_row(f"[bold]{name}[/]")
-        for trained, one in model["programs"].items():
-            seconds, speed, planned = (
-                one[key] for key in ("seconds_per_round", "flops_per_second", "program_bytes")
-            )
-            listing.add_row(
-                trained,
-                f"{1e3 * seconds['median']:.4g}",
-                f"{1e3 * seconds['min']:.4g}",
-                f"{seconds['spread'] / seconds['median']:.0%}",
-                f"{one['ratio_to_floor']:.2f}",
-                f"{model['fedda_to_fedavg']:.2f}" if trained == "fedda-sgdm" else "",
-                f"{one['examples_per_second'] / 1e3:,.4g}",
-                "-" if speed is None else f"{speed / 1e12:.3g}",
-                "-" if speed is None else f"{one['share_of_peak']:.1%}",
-                f"{one['compile_seconds']:.1f}",
-                "-" if planned is None else f"{planned / 1e6:,.4g}",
-            )
+        lines.append({"": f"[bold]{name}[/]"})
+        for program, measured in model["programs"].items():
+            ratio = f"{model['fedda_to_fedavg']:.2f}" if program == "fedda-sgdm" else ""
+            lines.append(_cells(program, ratio, measured))
+    listing = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
+    for title in lines[-1]:
+        listing.add_column(title, justify="right" if title else "left", no_wrap=not title)
+    for line in lines:
+        listing.add_row(*line.values())
     return listing
 
 
-def _remarks(measured: dict[str, Any]) -> list[str]:
-    most, models = measured["machine"], measured["models"]
-    peaks = list(models.values())[-1]["peak_bytes_so_far"].items()
-    memory = ", ".join(f"{size / 1e9:.1f} GB {where}" for where, size in peaks if size is not None)
-    return [
-        f"{measured['device']}, {measured['precision']}, jax {measured['versions']['jax']}, "
-        f"medians of {measured['repetitions']}",
-        f"at most {most['flops_per_second'] / 1e12:.3g} TFLOP/s in a large product of matrices, "
-        f"{most['bytes_per_second'] / 1e9:.3g} GB/s in a large copy",
-        f"largest memory of all models: {memory}",
-    ]
+def _cells(name: str, ratio: str, measured: dict[str, Any]) -> dict[str, str]:
+    """Return a program's line of the table, by the titles of the columns."""
+    seconds, speed = measured["seconds_per_round"], measured["flops_per_second"]
+    planned = measured["program_bytes"]
+    return {
+        "": name,
+        "ms a\nround": f"{1e3 * seconds['median']:.4g}",
+        "spread": f"{seconds['spread'] / seconds['median']:.0%}",
+        "x\nfloor": f"{measured['ratio_to_floor']:.2f}",
+        "x\nFedAvg": ratio,
+        "TFLOP\n/s": "-" if speed is None else f"{speed / 1e12:.3g}",
+        "of\npeak": "-" if speed is None else f"{measured['share_of_peak']:.1%}",
+        "com-\npile s": f"{measured['compile_seconds']:.1f}",
+        "MB": "-" if planned is None else f"{planned / 1e6:,.4g}",
+    }
