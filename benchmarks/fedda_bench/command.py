@@ -8,11 +8,8 @@ from typing import Annotated, Any
 
 import jax
 import typer
-from rich import box
-from rich.markup import escape
-from rich.table import Table
 
-from fedda.cli.terminal import err, out, print_whole, training
+from fedda.cli.terminal import note, print_table, say, training
 from fedda.errors import InputError, unknown, writing
 from fedda.experiments import run
 from fedda.simulate import devices
@@ -54,7 +51,7 @@ def bench_command(
     with training(lambda: "Nothing was written."):
         peak = bench.machine_peak(precision, repetitions)
         for name in dict.fromkeys(models or default):
-            err.print(f"measuring {name}")
+            note(f"measuring {name}")
             case = cases.CASES[name](precision)
             case = case._replace(rounds=1) if quick else case
             measured[name] = bench.measure(case, repetitions, peak["flops_per_second"])
@@ -71,30 +68,24 @@ def bench_command(
         "models": measured,
     }
     write_whole(path, json.dumps(record, indent=2, allow_nan=False) + "\n")
-    print_whole(_table(measured))
-    for line in (
+    print_table(_table(measured))
+    say(
         f"{run.device()}, {precision}, jax {jax.__version__}, medians of {repetitions}",
         f"at most {peak['flops_per_second'] / 1e12:.3g} TFLOP/s in a large product of matrices, "
         f"{peak['bytes_per_second'] / 1e9:.3g} GB/s in a large copy",
         f"Written to {path}",
-    ):
-        out.print(escape(line), soft_wrap=True)
+    )
 
 
-def _table(models: dict[str, Any]) -> Table:
-    """Return one line for each program, under the name of its model."""
+def _table(models: dict[str, Any]) -> list[list[str]]:
+    """Return the header, and a line for each program under the name of its model."""
     lines = []
     for name, model in models.items():
-        lines.append({"": f"[bold]{name}[/]"})
+        lines.append({"": name})
         for program, measured in model["programs"].items():
             ratio = f"{model['fedda_to_fedavg']:.2f}" if program == "fedda-sgdm" else ""
             lines.append(_cells(program, ratio, measured))
-    listing = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
-    for title in lines[-1]:
-        listing.add_column(title, justify="right" if title else "left", no_wrap=not title)
-    for line in lines:
-        listing.add_row(*line.values())
-    return listing
+    return [list(lines[-1]), *(list(line.values()) for line in lines)]
 
 
 def _cells(name: str, ratio: str, measured: dict[str, Any]) -> dict[str, str]:

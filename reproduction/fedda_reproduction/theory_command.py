@@ -5,11 +5,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
-from rich.markup import escape
-from rich.table import Table
 
-from fedda.cli.terminal import err, new_directory, out, training
+from fedda.cli.terminal import new_directory, note, print_table, say, training
 from fedda.errors import writing
 from fedda.experiments import run
 from fedda.storage.files import write_whole
@@ -39,7 +36,7 @@ def theory_command(
     began = time.monotonic()
     plan = measure.quick(problems, seed) if quick else measure.Plan(problems, seed)
     with training(lambda: "Nothing was written."):
-        measured = measure.run(plan, lambda stage: err.print(f"measuring: {stage}"))
+        measured = measure.run(plan, lambda stage: note(f"measuring: {stage}"))
     record: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d"),
         "device": run.device(),
@@ -53,10 +50,8 @@ def theory_command(
     write_whole(directory / "theory.json", measure.json_text(record))
     write_whole(directory / "README.md", page.markdown(record))
     figures.draw(record, directory)
-    listing = Table("claim", "measured", "verdict", box=box.SIMPLE_HEAD)
-    for claim in record["claims"]:
-        listing.add_row(*(escape(claim[key]) for key in ("claim", "measured", "verdict")))
-    out.print(listing)
+    header = ["claim", "measured", "verdict"]
+    print_table([header, *([claim[key] for key in header] for claim in record["claims"])], "wwl")
     if quick:
-        out.print("A quick run: its verdicts are of few problems, settings and rounds.")
-    out.print(escape(f"Written to {directory} in {record['seconds']} s"), soft_wrap=True)
+        say("A quick run: its verdicts are of few problems, settings and rounds.")
+    say(f"Written to {directory} in {record['seconds']} s")

@@ -243,7 +243,7 @@ def test_the_command_prints_a_table_and_writes_one_file(fedda, tmp_path: Path):
         assert program["program_bytes"] > 4 * mlp["parameters"]
         assert program["rounds_per_repetition"] == 1
         assert program["share_of_peak"] > 0
-        (line,) = (line for line in out.splitlines() if line.startswith(f"{name} "))
+        (line,) = (line for line in out.splitlines() if line.split()[:1] == [name])
         assert f" {1e3 * seconds['median']:.4g} " in line
         _, _, _, to_floor, *rest = line.split()
         assert to_floor == f"{program['ratio_to_floor']:.2f}"

@@ -110,7 +110,10 @@ def _growth(rows: Sequence[Row]) -> list[Panel]:
 def _ratios(ratios: Row) -> list[Panel]:
     label, curves = "|m̂| / √v̂", ratios["curves"]
     medians = select(curves["rows"], clients=EVERYBODY, rates=PAPER)
-    lines = [(f"T = {row['T']}", row["T"], curves["round"], row["medians"]) for row in medians]
+    lines = [
+        (f"T = {row['T']}", style, curves["round"], row["medians"])
+        for style, row in enumerate(medians, 7)
+    ]
     panels = [_panel("median, full batches", "round", label, lines, **LOGARITHMIC)]
     for clients in (EVERYBODY, COHORTS):
         rows = select(ratios["grid"], clients=clients, rates=PAPER)

@@ -20,7 +20,7 @@ def claims(record: Row) -> list[dict[str, str]]:
 
 def markdown(record: Row) -> str:
     """Return the page about a record with its claims."""
-    return _filled("page.md", record) + "\n"
+    return _filled("page.md", record)
 
 
 def _filled(template: str, record: Row) -> str:
