@@ -25,7 +25,7 @@ import numpy as np
 
 from fedda import api, models
 from fedda.core import losses
-from fedda.data import inputs
+from fedda.data import preprocessing
 from fedda.data.federation import Shards
 from fedda.experiments import run
 from fedda.models import cnn, mlp
@@ -82,7 +82,7 @@ class Bench:
         make, self.shape, self.classes = NETWORKS[arguments.model]
         network = make()._replace(train=None)  # no dropout
         network = models.with_precision(network, arguments.precision)
-        self.model = models.with_input(network, inputs.scaled)
+        self.model = models.with_input(network, preprocessing.scaled)
 
     def clients(self, count: np.ndarray) -> Shards:
         return federation(count, self.shape, self.classes)

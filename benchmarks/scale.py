@@ -27,7 +27,7 @@ import numpy as np
 
 from fedda import api, models
 from fedda.core import losses
-from fedda.data import inputs, store
+from fedda.data import preprocessing, store
 from fedda.data.store import Client, Rows, Source
 from fedda.data.streaming import Feed
 from fedda.models import linear
@@ -81,7 +81,9 @@ def measure(path: Path, rounds: int) -> dict[str, Any]:
     opened = Feed(store.open_store(path).splits["train"], most=1000)
     seconds_to_open = time.perf_counter() - begin
 
-    model = models.with_input(linear(WORDS, TAGS), lambda x: inputs.bag_of_words(x, WORDS, "known"))
+    model = models.with_input(
+        linear(WORDS, TAGS), lambda x: preprocessing.bag_of_words(x, WORDS, "known")
+    )
     setup, hyper = api.prepare(
         "fedda-sgdm",
         model,

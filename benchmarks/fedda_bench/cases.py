@@ -14,7 +14,7 @@ from jax import Array, lax
 
 from fedda.core import losses
 from fedda.core.task import ExampleWise
-from fedda.data import digits, inputs
+from fedda.data import digits, preprocessing
 from fedda.data.federation import Ragged, Shards
 from fedda.models import Model, autoencoder, cnn, linear, mlp, resnet18, with_input, with_precision
 from fedda.models.conv import Convolution, patches_conv
@@ -38,7 +38,7 @@ def _mlp(precision: str) -> Case:
 def _cnn(precision: str, steps: int) -> Case:
     def model(convolution: Convolution) -> Model:
         network = with_precision(cnn(28, 1, classes, convolution), precision)
-        return with_input(network, lambda x: inputs.scaled(x)[..., None])
+        return with_input(network, lambda x: preprocessing.scaled(x)[..., None])
 
     classes = len(emnist.LABELS)
     x, y = _images(20 * steps, (28, 28)), _labels(20 * steps, classes)
@@ -54,7 +54,7 @@ def _autoencoder(precision: str) -> Case:
 
 def _logistic(precision: str) -> Case:
     network = with_precision(linear(WORDS, TAGS), precision)
-    model = with_input(network, lambda x: inputs.bag_of_words(x, WORDS, "known"))
+    model = with_input(network, lambda x: preprocessing.bag_of_words(x, WORDS, "known"))
     length = np.clip(np.random.default_rng(0).poisson(20, 1000 * CLIENTS), 1, LONGEST)
     x, y = _ranks(length, 60_000, LONGEST), _ranks(np.full(len(length), 2), 2_000, 2)
     return _case([model], x, y, losses.tag_cross_entropy, batch=100, steps=10)
@@ -62,10 +62,10 @@ def _logistic(precision: str) -> Case:
 
 def _resnet18(precision: str) -> Case:
     def prepare(x: Array) -> Array:
-        return inputs.standardise(inputs.central_crop(x, cifar100.CROP))
+        return preprocessing.standardise(preprocessing.central_crop(x, cifar100.CROP))
 
     def augment(x: Array, key: Array) -> Array:
-        return inputs.standardise(inputs.random_crop_and_flip(x, key, cifar100.CROP))
+        return preprocessing.standardise(preprocessing.random_crop_and_flip(x, key, cifar100.CROP))
 
     def model(convolution: Convolution) -> Model:
         network = resnet18(cifar100.CLASSES, convolution=convolution)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedda.data import catalogue, datasets, layouts, sandbox, store
+from fedda.data import catalogue, datasets, sandbox, store
 from fedda.data.catalogue import Dataset, Download
 from fedda.data.store import Source
 from fedda.errors import InputError
@@ -60,7 +60,7 @@ def known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         "letters": Dataset("letters", (fake_reader("one"), fake_reader("two")), (download,)),
         "byhand": Dataset("dumps", (fake_reader("one"),), by_hand="Go to the archive."),
     }
-    for module in (catalogue, datasets, layouts):
+    for module in (catalogue, datasets):
         monkeypatch.setattr(module, "DATASETS", sets)
     return sets
 
@@ -343,7 +343,7 @@ def test_ones_own_federation_keeps_its_options(tmp_path, monkeypatch):
         one = np.array([len(path.read_text())])
         return Source({"train": [("a", {"x": one, "y": one})]})
 
-    monkeypatch.setattr(layouts, "table", fake_reader("csv", read))
+    monkeypatch.setattr(catalogue, "table", fake_reader("csv", read))
     file = tmp_path / "mine.csv"
     file.write_text("1")
     options = {"client": "c", "label": "l", "features": ["f", "g"]}
@@ -402,7 +402,7 @@ def test_verify(tmp_path):
 def test_what_replaces_a_store(tmp_path, monkeypatch):
     one = np.array([1])
     source = Source({"train": [("a", {"x": one, "y": one})]})
-    monkeypatch.setattr(layouts, "table", fake_reader("csv", lambda *_, **__: source))
+    monkeypatch.setattr(catalogue, "table", fake_reader("csv", lambda *_, **__: source))
     file = tmp_path / "my own.csv"
     file.write_text("1")
     options = {"client": "c", "label": "a label", "features": ["f", "g"]}

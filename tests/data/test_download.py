@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fedda.data import download as fetch
+from fedda.data import download
 from fedda.errors import InputError
 from helpers.downloads import CONTENT, HALF, SHA256, Server
 
@@ -29,7 +29,7 @@ def names(folder: Path) -> set[str]:
 def cut_in_half(server: Server, into: Path) -> None:
     server.cut_after = HALF
     with pytest.raises(InputError, match="ended after 150,000 of 300,000 bytes"):
-        fetch.download(server.url, into, SHA256)
+        download.download(server.url, into, SHA256)
     assert (into / "file.bin.part").read_bytes() == CONTENT[:HALF]
     assert not (into / "file.bin").exists()
     server.cut_after = None
@@ -43,19 +43,19 @@ def cut_in_half(server: Server, into: Path) -> None:
 def test_a_file_is_downloaded_once(server, tmp_path, checksum):
     told = []
     into = tmp_path / "new" / "folder"
-    path = fetch.download(server.url, into, checksum, lambda *each: told.append(each))
+    path = download.download(server.url, into, checksum, lambda *each: told.append(each))
     assert path == into / "file.bin"
     assert path.read_bytes() == CONTENT
     assert told[0] == (0, 300_000)
     assert told[-1] == (300_000, 300_000)
-    assert fetch.download(server.url, into, checksum) == path
+    assert download.download(server.url, into, checksum) == path
     assert len(server.asked) == 1
     assert names(into) == {"file.bin"}, "nothing else is left"
 
 
 def test_a_file_that_is_there_but_wrong_is_downloaded_anew(server, tmp_path):
     (tmp_path / "file.bin").write_bytes(CONTENT[:-1])
-    assert fetch.download(server.url, tmp_path, SHA256).read_bytes() == CONTENT
+    assert download.download(server.url, tmp_path, SHA256).read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_only_the_rest_is_asked_for(server, tmp_path, tag, modified, sent):
     server.tag, server.modified = tag, modified
     cut_in_half(server, tmp_path)
     told = []
-    path = fetch.download(server.url, tmp_path, SHA256, lambda *each: told.append(each))
+    path = download.download(server.url, tmp_path, SHA256, lambda *each: told.append(each))
     assert path.read_bytes() == CONTENT
     (asked,) = server.asked
     assert asked["Range"] == f"bytes={HALF}-"
@@ -86,7 +86,7 @@ def test_where_the_rest_cannot_be_had_it_starts_over(server, tmp_path, change):
     server.ranges = change != "no ranges"
     server.tag = '"two"' if change == "another version" else '"one"'
     server.range_shift = 7 if change == "wrong range" else 0
-    assert fetch.download(server.url, tmp_path, SHA256).read_bytes() == CONTENT
+    assert download.download(server.url, tmp_path, SHA256).read_bytes() == CONTENT
     assert server.asked[0]["Range"] == f"bytes={HALF}-"
     assert server.sent >= len(CONTENT)
 
@@ -95,7 +95,7 @@ def test_another_mirror_goes_on_without_the_version_of_the_first(server, tmp_pat
     cut_in_half(server, tmp_path)
     server.tag = '"other"'
     other = server.url.replace("/folder/", "/elsewhere/")
-    assert fetch.download(other, tmp_path, SHA256).read_bytes() == CONTENT
+    assert download.download(other, tmp_path, SHA256).read_bytes() == CONTENT
     assert server.sent == len(CONTENT) - HALF
     assert "If-Range" not in server.asked[0]
 
@@ -104,7 +104,7 @@ def test_another_mirror_goes_on_without_the_version_of_the_first(server, tmp_pat
 def test_a_part_that_is_whole_or_too_long(server, tmp_path, have, requests):
     """Killed before the renaming; or of a longer file: the server answers 416 to both."""
     (tmp_path / "file.bin.part").write_bytes(have)
-    assert fetch.download(server.url, tmp_path, SHA256).read_bytes() == CONTENT
+    assert download.download(server.url, tmp_path, SHA256).read_bytes() == CONTENT
     assert len(server.asked) == requests
 
 
@@ -115,7 +115,7 @@ def test_wrong_bytes_are_deleted_and_told(server, tmp_path, resumed):
     server.content = CONTENT[:-1] + b"?"
     found = hashlib.sha256(server.content).hexdigest()
     with pytest.raises(InputError, match=f"{found} instead of {SHA256}. What was") as error:
-        fetch.download(server.url, tmp_path, SHA256)
+        download.download(server.url, tmp_path, SHA256)
     assert server.url in str(error.value)
     assert names(tmp_path) == set()
 
@@ -124,7 +124,7 @@ def test_wrong_bytes_are_deleted_and_told(server, tmp_path, resumed):
 def test_an_answer_that_is_an_error(server, tmp_path, status):
     server.status = status
     with pytest.raises(InputError, match=rf"could not download {server.url}.*answered {status} "):
-        fetch.download(server.url, tmp_path, SHA256)
+        download.download(server.url, tmp_path, SHA256)
     assert names(tmp_path) == set()
 
 
@@ -132,7 +132,7 @@ def test_an_error_while_resuming_keeps_the_part(server, tmp_path):
     cut_in_half(server, tmp_path)
     server.status = 503
     with pytest.raises(InputError, match="answered 503"):
-        fetch.download(server.url, tmp_path, SHA256)
+        download.download(server.url, tmp_path, SHA256)
     assert (tmp_path / "file.bin.part").read_bytes() == CONTENT[:HALF]
 
 
@@ -141,20 +141,20 @@ def test_a_server_that_hangs(server, tmp_path, when):
     setattr(server, when, 60.0)
     began = time.monotonic()
     with pytest.raises(InputError, match="timed out"):
-        fetch.download(server.url, tmp_path, SHA256, timeout=0.2)
+        download.download(server.url, tmp_path, SHA256, timeout=0.2)
     assert time.monotonic() - began < 30
 
 
 def test_a_slow_server_is_waited_for(server, tmp_path):
     """Longer than the time limit in all, never longer without a byte."""
     server.slow = 0.06  # 1.8 s in all
-    assert fetch.download(server.url, tmp_path, SHA256, timeout=1.5).read_bytes() == CONTENT
+    assert download.download(server.url, tmp_path, SHA256, timeout=1.5).read_bytes() == CONTENT
 
 
 def test_no_length_and_cut_is_found_by_the_checksum(server, tmp_path):
     server.length, server.cut_after = False, HALF
     with pytest.raises(InputError, match="is not the file expected"):
-        fetch.download(server.url, tmp_path, SHA256)
+        download.download(server.url, tmp_path, SHA256)
     assert names(tmp_path) == set()
 
 
@@ -164,16 +164,16 @@ def test_a_length_that_is_no_number_of_bytes(server, tmp_path, says):
     cut_in_half(server, tmp_path / "other")
     server.says = says
     for folder in ("new", "other"):  # a part cannot be continued, so the file comes as a whole
-        assert fetch.download(server.url, tmp_path / folder, SHA256).read_bytes() == CONTENT
+        assert download.download(server.url, tmp_path / folder, SHA256).read_bytes() == CONTENT
 
 
 def test_no_server_and_no_such_host(tmp_path):
     with socket.socket() as closed:  # bound but not listening: connections are refused
         closed.bind(("127.0.0.1", 0))
         with pytest.raises(InputError, match="Connection refused"):
-            fetch.download(f"http://127.0.0.1:{closed.getsockname()[1]}/a.bin", tmp_path, SHA256)
+            download.download(f"http://127.0.0.1:{closed.getsockname()[1]}/a.bin", tmp_path, SHA256)
     with pytest.raises(InputError, match=r"could not download http://nowhere.invalid/a.bin: "):
-        fetch.download("http://nowhere.invalid/a.bin", tmp_path, SHA256)
+        download.download("http://nowhere.invalid/a.bin", tmp_path, SHA256)
     assert names(tmp_path) == set()
 
 
@@ -190,20 +190,20 @@ def test_a_server_that_speaks_another_protocol(tmp_path):
         thread.start()
         port = listening.getsockname()[1]
         with pytest.raises(InputError, match="could not download"):
-            fetch.download(f"http://127.0.0.1:{port}/a.bin", tmp_path, SHA256)
+            download.download(f"http://127.0.0.1:{port}/a.bin", tmp_path, SHA256)
         thread.join()
 
 
 def test_redirections_are_followed_to_http_alone(server, tmp_path):
     server.redirect = server.url.replace("/folder/", "/elsewhere/")
-    assert fetch.download(server.url, tmp_path, SHA256).read_bytes() == CONTENT
+    assert download.download(server.url, tmp_path, SHA256).read_bytes() == CONTENT
     for redirect, words in (
         ("ftp://127.0.0.1/file.bin", "unknown url type: ftp"),
         ("file:///etc/passwd", "not allowed"),
     ):
         server.redirect = redirect
         with pytest.raises(InputError, match=words):
-            fetch.download(server.url, tmp_path / "other", SHA256)
+            download.download(server.url, tmp_path / "other", SHA256)
 
 
 @pytest.mark.parametrize(
@@ -222,25 +222,25 @@ def test_redirections_are_followed_to_http_alone(server, tmp_path):
 )
 def test_addresses_that_are_refused(tmp_path, url):
     with pytest.raises(InputError, match="address"):
-        fetch.download(url, tmp_path / "into", SHA256)
+        download.download(url, tmp_path / "into", SHA256)
     assert names(tmp_path) == set()
 
 
 def test_a_space_in_an_address_is_a_message(tmp_path):
     with pytest.raises(InputError, match="could not download"):
-        fetch.download("http://127.0.0.1/a b/c.bin", tmp_path, SHA256)
+        download.download("http://127.0.0.1/a b/c.bin", tmp_path, SHA256)
 
 
 def test_a_mirror_keeps_the_name():
     for base in ("http://other/x", "http://other/x/"):
-        assert fetch.mirrored("https://host/deep/a.tar.bz2", base) == "http://other/x/a.tar.bz2"
+        assert download.mirrored("https://host/deep/a.tar.bz2", base) == "http://other/x/a.tar.bz2"
 
 
 def test_a_killed_download_goes_on(server, tmp_path):
     server.slow = 0.2  # 6 s in all
     command = (
-        "import sys; from pathlib import Path; from fedda.data import download as fetch; "
-        "fetch.download(sys.argv[1], Path(sys.argv[2]), sys.argv[3])"
+        "import sys; from pathlib import Path; from fedda.data import download; "
+        "download.download(sys.argv[1], Path(sys.argv[2]), sys.argv[3])"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", command, server.url, str(tmp_path), SHA256],
@@ -257,6 +257,6 @@ def test_a_killed_download_goes_on(server, tmp_path):
     assert part.read_bytes() == CONTENT[:kept]
     server.slow = 0
     server.asked.clear()
-    assert fetch.download(server.url, tmp_path, SHA256).read_bytes() == CONTENT
+    assert download.download(server.url, tmp_path, SHA256).read_bytes() == CONTENT
     assert [asked["Range"] for asked in server.asked] == [f"bytes={kept}-"]
     assert names(tmp_path) == {"file.bin"}

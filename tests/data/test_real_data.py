@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from fedda import tasks
-from fedda.data import datasets, inputs
+from fedda.data import datasets, preprocessing
 from fedda.data.readers import cifar_python
 from fedda.tasks import config
 
@@ -95,7 +95,7 @@ def test_pixels_are_those_of_the_file_to_the_last_bit(imported):
             own = file["examples"][writers[client]]
             shard = problem.shards.shard(client)
             x, y = shard.rows(jnp.arange(shard.count))
-            np.testing.assert_array_equal(inputs.scaled(x), own["pixels"][()])
+            np.testing.assert_array_equal(preprocessing.scaled(x), own["pixels"][()])
             np.testing.assert_array_equal(y, own["label"][()])
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedda import tasks
-from fedda.data import datasets, inputs, store
+from fedda.data import datasets, preprocessing, store
 from fedda.data.federation import Shards
 from fedda.data.store import Rows, Source
 from fedda.data.streaming import Feed
@@ -289,7 +289,7 @@ def test_the_autoencoder_is_to_draw_the_ink():
 
 def test_pixels_that_are_no_bytes_are_kept():
     x = np.linspace(0, 1, 5, dtype=np.float32)
-    np.testing.assert_array_equal(inputs.scaled(jnp.asarray(x)), x)
+    np.testing.assert_array_equal(preprocessing.scaled(jnp.asarray(x)), x)
 
 
 def test_clients_drawn_anew_hold_the_same_examples():

@@ -1,18 +1,27 @@
-"""The data sets known by name: how they are read, and where they are downloaded from."""
+"""The data sets known by name: which files hold them, who reads these, where they come from.
 
+Any other name is a federation of the user, which is read as a table.
+"""
+
+import hashlib
+import json
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from fedda.data import archives
+from fedda.data import archives, download
 from fedda.data.readers import (
     cifar_python,
     emnist_original,
     leaf,
     stackexchange,
+    table,
     tff_hdf5,
     tff_sqlite,
 )
+from fedda.errors import InputError
 
 
 class Download(NamedTuple):
@@ -83,3 +92,62 @@ DATASETS = {
         ),
     ),
 }
+
+
+def dataset(name: str) -> Dataset:
+    """Return the entry of a data set, or the one of tables for any other name."""
+    return DATASETS.get(name, Dataset("a federation of your own", (table,)))
+
+
+def find_reader(name: str, path: Path) -> tuple[ModuleType, Path] | None:
+    """Return the reader of the files at a path and the folder or file that it reads.
+
+    If a folder holds nothing but one other folder or file, as after unpacking, look inside.
+    """
+    while True:
+        for reader in dataset(name).readers:
+            if reader.files(path, name):
+                return reader, path
+        inner = list(path.glob("[!._]*")) if path.is_dir() else []
+        if len(inner) != 1:
+            return None
+        (path,) = inner
+
+
+def packed_files(name: str, path: Path) -> list[Path]:
+    """Return the archives that hold a data set, or nothing if its files are not packed."""
+    if archives.is_archive(path):
+        return [path]
+    if find_reader(name, path):
+        return []
+    expected = [path / download.file_name(url) for url, _ in dataset(name).downloads]
+    return [file for file in expected if archives.is_archive(file)]
+
+
+def data_files(name: str, path: Path) -> list[Path]:
+    """Return the files of a data set at a path: archives, or those that its reader reads."""
+    packed = packed_files(name, path)
+    if packed or not (match := find_reader(name, path)):
+        return packed
+    reader, place = match
+    files: list[Path] = reader.files(place, name)
+    return files
+
+
+def fingerprint(name: str, path: Path) -> str | None:
+    """Return a digest of the names, sizes and times of the files of a data set.
+
+    Other files beside them may come, change and go. None: there are no files of the data set.
+    """
+    facts = []
+    for file in sorted(data_files(name, path)):
+        about = file.stat()
+        facts.append([os.path.relpath(file, path), about.st_size, about.st_mtime_ns])
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest() if facts else None
+
+
+def unknown_layout(name: str, path: Path) -> InputError:
+    """Return the error for files in none of the layouts of a data set."""
+    layouts = "".join(f"\n- {reader.layout(name)}" for reader in dataset(name).readers)
+    known = "" if name in DATASETS else f" (the data sets known are {', '.join(DATASETS)})"
+    return InputError(f"{path} does not hold {name}{known}. Expected{layouts}")

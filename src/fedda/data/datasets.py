@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from fedda.data import archives, layouts, sandbox, store
+from fedda.data import archives, catalogue, sandbox, store
 from fedda.data import download as fetch
 from fedda.data import memory as free_memory
 from fedda.data.catalogue import DATASETS
@@ -78,7 +78,7 @@ def look(name: str) -> State:
         opened = store.open_store(path)
     except Stale as stale:
         return State(None, str(stale), origin)
-    now = layouts.fingerprint(name, Path(origin["path"])) if "path" in origin else None
+    now = catalogue.fingerprint(name, Path(origin["path"])) if "path" in origin else None
     if now not in (None, origin.get("fingerprint")):
         return State(None, f"the files in {origin['path']} have changed", origin)
     return State(opened, "", origin)
@@ -92,7 +92,7 @@ def open_dataset(name: str) -> Store:
     if not problem:
         raise _absent(name)
     path = origin.get("path")
-    if path is not None and layouts.fingerprint(name, Path(path)) is not None:
+    if path is not None and catalogue.fingerprint(name, Path(path)) is not None:
         # A warning, which Python prints even if nobody has set up logging: results may change.
         _log.warning("%s is imported anew from %s: %s", name, path, problem)
         return import_files(name, Path(path), **origin.get("options", {}))
@@ -163,12 +163,12 @@ def import_files(
             f"there are no files at {path}. Give the path of a file, a folder or an archive that "
             "is there; a relative one begins at the folder you are in."
         )
-    if found := layouts.match(name, path):
+    if found := catalogue.find_reader(name, path):
         _, path = found  # what else lies around it does not belong to the data set
     # Before reading: a change meanwhile makes the store stale.
-    fingerprint = layouts.fingerprint(name, path)
+    fingerprint = catalogue.fingerprint(name, path)
     if fingerprint is None:
-        raise layouts.misfit(name, path)
+        raise catalogue.unknown_layout(name, path)
     before = look(name)
     if before.store is not None and before.origin.get("path") != str(path) and not replace:
         raise InputError(
@@ -196,7 +196,7 @@ def convert(name: str, path: str, work: str, origin: dict[str, Any], tell: Tell)
 
 def _limits(name: str, path: Path, memory: int | None, seconds: float | None) -> sandbox.Limits:
     """What an import may use: enough for every layout, unless the files were made to use more."""
-    size = sum(file.stat().st_size for file in layouts.files(name, path))
+    size = sum(file.stat().st_size for file in catalogue.data_files(name, path))
     usual = max(LEAST_MEMORY, min(MEMORY_PER_BYTE * size, free_memory.of_host()))
     return sandbox.Limits(memory or usual, seconds or LEAST_SECONDS + SECONDS_PER_MB * size / 1e6)
 
@@ -218,7 +218,7 @@ def repair(name: str) -> str:
     if not origin:  # an import would take it for something else
         return f"Delete {target}. {_advice(name)}"
     path = origin.get("path")
-    if path is None or layouts.fingerprint(name, Path(path)) is None:
+    if path is None or catalogue.fingerprint(name, Path(path)) is None:
         return _advice(name)
     words = ["fedda", "data", "import", name, path, *option_words(origin)]
     return f"Import it again, which replaces it: {shlex.join(words)}"
@@ -260,15 +260,15 @@ def _advice(name: str) -> str:
 def _unpacked(name: str, path: Path, work: Path, tell: Tell) -> tuple[ModuleType, Path]:
     """The reader of some files and where they are, which is in `work` if they were unpacked."""
     place = path
-    if packed := layouts.packed(name, path):
+    if packed := catalogue.packed_files(name, path):
         # Named as the archive is: a reader may take a folder's name for a part of an id.
         place = work / (path.name.partition(".")[0] or name)
         for archive in packed:
-            limit = layouts.dataset(name).unpacked_limit
+            limit = catalogue.dataset(name).unpacked_limit
             archives.unpack(archive, place, limit, _bytes_told(archive, tell))
-    found = layouts.match(name, place)
+    found = catalogue.find_reader(name, place)
     if found is None:
-        raise layouts.misfit(name, path)
+        raise catalogue.unknown_layout(name, path)
     return found
 
 

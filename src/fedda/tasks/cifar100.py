@@ -3,7 +3,7 @@
 from jax import Array
 
 from fedda import models
-from fedda.data import inputs
+from fedda.data import preprocessing
 from fedda.models import cnn, resnet18
 from fedda.tasks import Problem
 from fedda.tasks.common import chosen_model, classification, federation
@@ -24,10 +24,10 @@ def build(config: Config) -> Problem:
     )
 
     def prepare(x: Array) -> Array:
-        return inputs.standardise(inputs.central_crop(x, CROP))
+        return preprocessing.standardise(preprocessing.central_crop(x, CROP))
 
     def augment(x: Array, key: Array) -> Array:
-        return inputs.standardise(inputs.random_crop_and_flip(x, key, CROP))
+        return preprocessing.standardise(preprocessing.random_crop_and_flip(x, key, CROP))
 
     model = models.with_input(network, prepare, augment if options["augment"] else None)
     # The test set is evaluated as a whole, so that it does not matter how clients share it.

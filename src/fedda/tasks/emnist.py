@@ -5,7 +5,7 @@ import string
 from jax import Array
 
 from fedda import models
-from fedda.data import inputs
+from fedda.data import preprocessing
 from fedda.tasks import Problem
 from fedda.tasks.common import basic_models, chosen_model, classification, federation
 from fedda.tasks.config import Config
@@ -15,7 +15,7 @@ LABELS = [*string.digits, *string.ascii_uppercase, *string.ascii_lowercase]
 
 def prepare(x: Array) -> Array:
     """Scale pixels to [0, 1], and give images a channel."""
-    return inputs.scaled(x)[..., None]
+    return preprocessing.scaled(x)[..., None]
 
 
 def build(config: Config) -> Problem:

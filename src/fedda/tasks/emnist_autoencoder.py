@@ -4,7 +4,7 @@ from jax import Array
 
 from fedda import models
 from fedda.core import losses
-from fedda.data import inputs
+from fedda.data import preprocessing
 from fedda.models import autoencoder
 from fedda.tasks import Problem
 from fedda.tasks.common import chosen_model, classification, federation
@@ -13,7 +13,7 @@ from fedda.tasks.config import Config
 
 def ink(x: Array) -> Array:
     """Return how dark each pixel is: the input of the network, and its target."""
-    return 1 - inputs.scaled(x).reshape(x.shape[0], -1)
+    return 1 - preprocessing.scaled(x).reshape(x.shape[0], -1)
 
 
 def mse(outputs: Array, images: Array) -> Array:

@@ -7,7 +7,7 @@ from jax import Array
 
 from fedda import models
 from fedda.core import losses
-from fedda.data import inputs
+from fedda.data import preprocessing
 from fedda.errors import InputError
 from fedda.tasks import Problem
 from fedda.tasks.common import basic_models, chosen_model, classification, federation
@@ -16,7 +16,7 @@ from fedda.tasks.config import Config
 
 def prepare(x: Array) -> Array:
     """Scale the bytes of images to [0, 1], and give grey images a channel."""
-    x = inputs.scaled(x) if x.ndim > 2 else x.astype(jnp.float32)
+    x = preprocessing.scaled(x) if x.ndim > 2 else x.astype(jnp.float32)
     return x[..., None] if x.ndim == 3 else x
 
 

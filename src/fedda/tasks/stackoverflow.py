@@ -7,7 +7,7 @@ from functools import partial
 
 from fedda import models
 from fedda.core import losses
-from fedda.data import inputs, streaming
+from fedda.data import preprocessing, streaming
 from fedda.data.datasets import open_dataset
 from fedda.errors import InputError
 from fedda.models import linear
@@ -40,7 +40,9 @@ def tag_prediction(name: str, validation: str, config: Config) -> Problem:
         raise InputError(
             f"validation must be one of {', '.join(store.splits)}, got {validation!r}."
         )
-    bag = partial(inputs.bag_of_words, vocabulary=vocabulary, denominator=options["words_counted"])
+    bag = partial(
+        preprocessing.bag_of_words, vocabulary=vocabulary, denominator=options["words_counted"]
+    )
     whole = validation == "test" and store.splits["test"].num_examples <= VALIDATION
     return Problem(
         model=models.with_input(network, bag),

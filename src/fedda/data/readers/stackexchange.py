@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import NoReturn
 from xml.parsers import expat
 
-from fedda.data import text
+from fedda.data.readers import text
 from fedda.data.readers.common import check_id
+from fedda.data.readers.text import Post
 from fedda.data.store import Source
-from fedda.data.text import Post
 from fedda.errors import InputError
 
 LONGEST_ROW = 1 << 24  # bytes of the file: the body of a post has at most 30,000 characters

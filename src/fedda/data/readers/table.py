@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedda.data import text
-from fedda.data.readers import columns
+from fedda.data.readers import columns, text
 from fedda.data.readers.columns import Columns
 from fedda.data.readers.common import check_id
 from fedda.data.store import Client, Source

@@ -5,10 +5,10 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from fedda.data import text
+from fedda.data.readers import text
 from fedda.data.readers.common import Arrays, are_bytes, labels, pixels, stored
+from fedda.data.readers.text import Post
 from fedda.data.store import Source
-from fedda.data.text import Post
 from fedda.errors import InputError
 
 ADVICE = "Download or unpack it again."

@@ -8,8 +8,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from fedda.data import store, text
-from fedda.data.text import Post
+from fedda.data import store
+from fedda.data.readers import text
+from fedda.data.readers.text import Post
 from fedda.errors import InputError
 
 

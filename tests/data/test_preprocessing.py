@@ -9,7 +9,13 @@ import pytest
 import scipy.stats
 from jax import lax, random
 
-from fedda.data.inputs import bag_of_words, central_crop, random_crop_and_flip, scaled, standardise
+from fedda.data.preprocessing import (
+    bag_of_words,
+    central_crop,
+    random_crop_and_flip,
+    scaled,
+    standardise,
+)
 from fedda.errors import InputError
 
 KEY = random.key(0)
