@@ -38,7 +38,7 @@ def fake_reader(suffix: str, read: Callable[..., Source] | None = None) -> types
 
     reader.layout = lambda name: f"files of {name} that end in .{suffix}"
     reader.files = lambda path, name: files(path)
-    reader.read = read or (lambda path, name: Source({"train": clients(path)}, words="fake"))
+    reader.read = read or (lambda path, name: Source({"train": clients(path)}, description="fake"))
     return reader
 
 
@@ -189,7 +189,7 @@ SPOILED = [change_content, add_file, remove_file, write_by_another_version, lose
 
 
 @pytest.mark.parametrize("spoil", SPOILED)
-def test_a_stale_store_is_made_anew_from_its_files(tmp_path, spoil, caplog):
+def test_a_stale_store_is_imported_again_from_its_files(tmp_path, spoil, caplog):
     raw = folder_of(tmp_path / "raw", a_one="1", b_one="22")
     datasets.import_files("letters", raw)
     words = spoil(raw, tmp_path / "root" / "letters")
@@ -200,7 +200,7 @@ def test_a_stale_store_is_made_anew_from_its_files(tmp_path, spoil, caplog):
     expected = {f"raw/{file.stem}": len(file.read_bytes()) for file in raw.glob("*.one")}
     assert content(opened) == expected
     (told,) = (each for each in caplog.records if each.levelno >= logging.WARNING)
-    assert f"letters is imported anew from {raw}: " in told.getMessage()
+    assert f"letters is imported again from {raw}: " in told.getMessage()
     assert words in told.getMessage()
     caplog.clear()
     datasets.open_dataset("letters")
@@ -261,7 +261,7 @@ def test_a_store_whose_files_are_gone_is_read(tmp_path):
     assert content(datasets.open_dataset("letters")) == {"raw/a": 1}
 
 
-def test_a_store_that_cannot_be_made_anew_is_not_read(tmp_path):
+def test_a_store_that_cannot_be_imported_again_is_not_read(tmp_path):
     raw = folder_of(tmp_path / "raw", a_one="1")
     datasets.import_files("letters", raw)
     changed(raw / "a.one", "bad")
@@ -314,7 +314,7 @@ def test_what_is_not_here_is_an_error_with_advice(name, words):
         ("mine", "raw", {}, r"does not hold mine \(the data sets known are letters, byhand\)"),
         ("a/b", "raw", {"client": "c", "label": "l"}, "cannot be the name"),
         ("byhand", "raw", {}, "not hold byhand. Expected\n- files of byhand that end in .one"),
-        ("letters", "raw/cut.tar.bz2", {}, "damaged or not whole"),
+        ("letters", "raw/cut.tar.bz2", {}, "is damaged or of another format"),
     ],
 )
 def test_what_cannot_be_imported_leaves_nothing(tmp_path, name, path, options, words):

@@ -53,7 +53,7 @@ def test_a_file_is_downloaded_once(server, tmp_path, checksum):
     assert names(into) == {"file.bin"}, "nothing else is left"
 
 
-def test_a_file_that_is_there_but_wrong_is_downloaded_anew(server, tmp_path):
+def test_a_file_that_is_there_but_wrong_is_downloaded_again(server, tmp_path):
     (tmp_path / "file.bin").write_bytes(CONTENT[:-1])
     assert download.download(server.url, tmp_path, SHA256).read_bytes() == CONTENT
 
@@ -194,16 +194,12 @@ def test_a_server_that_speaks_another_protocol(tmp_path):
         thread.join()
 
 
-def test_redirections_are_followed_to_http_alone(server, tmp_path):
+def test_redirections_are_followed_but_not_to_files(server, tmp_path):
     server.redirect = server.url.replace("/folder/", "/elsewhere/")
     assert download.download(server.url, tmp_path, SHA256).read_bytes() == CONTENT
-    for redirect, words in (
-        ("ftp://127.0.0.1/file.bin", "unknown url type: ftp"),
-        ("file:///etc/passwd", "not allowed"),
-    ):
-        server.redirect = redirect
-        with pytest.raises(InputError, match=words):
-            download.download(server.url, tmp_path / "other", SHA256)
+    server.redirect = "file:///etc/passwd"
+    with pytest.raises(InputError, match="not allowed"):
+        download.download(server.url, tmp_path / "other", SHA256)
 
 
 @pytest.mark.parametrize(

@@ -116,10 +116,10 @@ def test_another_version_is_not_opened(tmp_path):
     with pytest.raises(Stale, match="another version"):
         store.open_store(path)
     (path / "meta.json").write_text(json.dumps({"version": store.VERSION}))
-    with pytest.raises(Stale, match="lacks keys"):
+    with pytest.raises(Stale, match=r"is damaged .KeyError"):
         store.open_store(path)
     (path / "meta.json").write_text("{")
-    with pytest.raises(Stale, match="not valid JSON"):
+    with pytest.raises(Stale, match=r"is damaged .JSONDecodeError"):
         store.open_store(path)
 
 
@@ -142,7 +142,7 @@ def test_one_changed_byte_is_found(tmp_path):
         ([], "holds no examples"),
         (
             [(name, {"x": np.zeros((1, n)), "y": np.zeros(1)}) for name, n in (("a", 3), ("b", 4))],
-            "client b has 1 examples of float64",
+            "client b has 1 examples of the form",
         ),
         ([("a", {"x": np.zeros((1, 3)), "y": np.zeros(1)})] * 2, "'a' is given twice"),
     ],
@@ -159,7 +159,7 @@ def test_a_client_id_is_bounded(tmp_path):
     longest = "é" * (store.LONGEST_ID // 2)
     made = store.write(tmp_path / "s", Source({"train": [(longest, one)]}), {})
     assert made.splits["train"].clients == [longest]
-    with pytest.raises(InputError, match=r"the client id 'aaa.* has 1,025 bytes, expected at most"):
+    with pytest.raises(InputError, match=r"the client id 'aaa.* has more than 1,024 bytes"):
         store.write(tmp_path / "t", Source({"train": [("a" * 1025, one)]}), {})
     with pytest.raises(InputError, match=r"the client id 'a\\udcff' is not UTF-8"):
         store.write(tmp_path / "t", Source({"train": [("a\udcff", one)]}), {})
@@ -189,6 +189,7 @@ WRONG = [None, [], {}, [1], {"a": 1}, "a", "O", "i4,f4", -1, 1.5, 10**30, "../x"
 
 
 @pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.filterwarnings("ignore:Data type alias 'a'")
 def test_metadata_of_wrong_types_are_stale_or_harmless(tmp_path, ragged):
     """Every value in turn becomes each of many others."""
     path = tmp_path / "mine"
@@ -205,13 +206,14 @@ def test_metadata_of_wrong_types_are_stale_or_harmless(tmp_path, ragged):
             except Stale:
                 stale += 1
                 continue
-            harmless = place[0] in ("origin", "words") or "shape" in place  # [] may be right
+            # An empty shape may be right, and anything is true or false.
+            harmless = place[0] in ("origin", "words") or {"shape", "ragged"} & set(place)
             assert harmless, (place, value)
             assert isinstance(opened.meta["words"], str)
             assert isinstance(opened.meta["origin"], dict)
     assert stale > 100
     (path / "meta.json").write_text("[" * 10**5)
-    with pytest.raises(Stale, match="not valid JSON"):
+    with pytest.raises(Stale, match=r"is damaged .RecursionError"):
         store.open_store(path)
 
 
@@ -230,9 +232,6 @@ from fedda.data import store
 import numpy as np
 
 path = Path(sys.argv[2]) / "mine"
-if sys.argv[3] == "renames":
-    store._exchange = lambda one, other: False
-
 def source(value):
     one = np.full(1, value)
     return store.Source({"train": [("a", {"x": one, "y": one})]})
@@ -256,8 +255,6 @@ while True:
         store.write(path, source(number + 1), {})
         os._exit(0)
     ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if sys.argv[3] == "renames":
-        store.recover(path)
     found = int(store.open_store(path).splits["train"].column("x", 0)[0])
     store.verify(path)
     assert found in (new, number + 1), (found, number)
@@ -271,11 +268,10 @@ print(number)
 """
 
 
-@pytest.mark.parametrize("how", ["exchange", "renames"])
-def test_a_replacement_killed_at_any_step_leaves_the_old_or_the_new_store(tmp_path, how):
-    """Where two folders cannot be exchanged, the old store is brought back when it is opened."""
+@pytest.mark.skipif(sys.platform != "linux", reason="two folders are exchanged at once on Linux")
+def test_a_replacement_killed_at_any_step_leaves_the_old_or_the_new_store(tmp_path):
     package = Path(store.__file__).parents[1]
-    command = [sys.executable, "-c", KILLED, package, tmp_path, how]
+    command = [sys.executable, "-c", KILLED, package, tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 8, "as many steps"

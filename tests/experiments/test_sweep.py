@@ -2,14 +2,12 @@
 
 import itertools
 import json
-import math
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-import types
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +20,6 @@ from scipy import stats
 import fedda
 from fedda import api, tasks
 from fedda.core.losses import squared_error
-from fedda.data import memory as free_memory
 from fedda.data.streaming import Feed, resident
 from fedda.errors import InputError
 from fedda.experiments import sweep
@@ -212,35 +209,6 @@ def test_a_program_that_cannot_even_be_compiled(sizes, monkeypatch):
     monkeypatch.setattr(together, "_compile", compiled)
     grid()
     assert sizes == [1] * 12, "12, 6 and 3 are too many"
-
-
-def test_memory_of_the_host(tmp_path):
-    whole_machine = free_memory.of_host(tmp_path)
-    assert 2**28 < whole_machine < 2**50
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/meminfo").write_text("MemTotal: 9000 kB\nMemAvailable: 4000 kB\nPages: 0\n")
-    assert free_memory.of_host(tmp_path) == 4000 * 1024
-    group = tmp_path / "sys/fs/cgroup"
-    (group / "memory").mkdir(parents=True)
-    (group / "memory.max").write_text("max\n")
-    assert free_memory.of_host(tmp_path) == 4000 * 1024
-    (group / "memory.max").write_text("3000000\n")
-    (group / "memory.current").write_text("2000000\n")
-    (group / "memory.stat").write_text("anon 5\ninactive_file 300000\n")
-    assert free_memory.of_host(tmp_path) == 1_300_000
-    (group / "memory/memory.limit_in_bytes").write_text("100\n")
-    (group / "memory/memory.usage_in_bytes").write_text("120\n")
-    (group / "memory/memory.stat").write_text("total_inactive_file 10\n")
-    assert free_memory.of_host(tmp_path) == 0
-
-
-def test_memory_of_devices():
-    def device(**stats):
-        return types.SimpleNamespace(memory_stats=lambda: stats or None)
-
-    full, empty = (device(bytes_limit=100, bytes_in_use=used) for used in (70, 10))
-    assert free_memory.of_devices([full, empty]) == 30
-    assert free_memory.of_devices([device()]) == math.inf, "then only trying helps"
 
 
 # ---------------------------------------------------------------------------- the sweep's directory

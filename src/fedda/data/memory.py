@@ -1,21 +1,14 @@
-"""How much memory devices and the host could still give."""
+"""The memory that devices and the host have left."""
 
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 
-def of_devices(devices: Sequence[Any]) -> float:
-    """The bytes that each of these devices could still give; not every kind says."""
-    found = [device.memory_stats() for device in devices]
-    return min(
-        (each["bytes_limit"] - each["bytes_in_use"] for each in found if each), default=math.inf
-    )
-
-
-# Where a container's limit, its use and the statistics of its use are, and what it can do without.
+# The files of a container's limit, of its use and of statistics, and the name there of memory that
+# can be freed, for both versions of control groups. psutil knows nothing of these.
 CGROUPS = (
     ("memory.max", "memory.current", "memory.stat", "inactive_file"),
     (
@@ -27,20 +20,21 @@ CGROUPS = (
 )
 
 
-def of_host(root: Path = Path("/")) -> int:
-    """The bytes the host, or the container this is in, could still give."""
-    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    meminfo = root / "proc/meminfo"
-    if meminfo.exists():
-        found.append(_table(meminfo)["MemAvailable:"] * 1024)
-    for *names, spare in CGROUPS:
-        limit, used, stat = (root / "sys/fs/cgroup" / name for name in names)
+def of_devices(devices: Sequence[Any]) -> float:
+    """Return the bytes that each of these devices has left; infinite if none says."""
+    statistics = [device.memory_stats() for device in devices]
+    return min(
+        (each["bytes_limit"] - each["bytes_in_use"] for each in statistics if each),
+        default=math.inf,
+    )
+
+
+def of_host(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the bytes that the host, or the container of this process, has left."""
+    left = [psutil.virtual_memory().available]
+    for *names, freeable in CGROUPS:
+        limit, used, statistics = (cgroup / name for name in names)
         if limit.exists() and limit.read_text().strip().isdigit():
-            found.append(int(limit.read_text()) - int(used.read_text()) + _table(stat)[spare])
-    return max(0, min(found))
-
-
-def _table(path: Path) -> dict[str, int]:
-    """The first number of every line, by the word before it."""
-    lines = (line.split() for line in path.read_text().splitlines())
-    return {words[0]: int(words[1]) for words in lines}
+            lines = dict(line.split() for line in statistics.read_text().splitlines())
+            left.append(int(limit.read_text()) - int(used.read_text()) + int(lines[freeable]))
+    return max(0, min(left))

@@ -1,8 +1,8 @@
-"""Which rows each client holds: a partition is one ascending array of row indices per client."""
+"""Partitions of examples among clients: one ascending array of row numbers per client."""
 
 import difflib
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,29 +16,25 @@ FORMS = "iid, dirichlet:ALPHA, pachinko[:ALPHA] or user"
 KINDS = ("iid", "dirichlet", "pachinko", "user")
 
 
-class Partition(NamedTuple):
-    """The command-line form of a partition, parsed; `alpha` is None for kinds that take none."""
+def parse(text: str) -> tuple[str, float | None]:
+    """Return the kind and the alpha of `iid`, `dirichlet:ALPHA`, `pachinko[:ALPHA]` or `user`.
 
-    kind: str
-    alpha: float | None
-
-
-def parse(text: str) -> Partition:
-    """Read `iid`, `dirichlet:ALPHA`, `pachinko[:ALPHA]` (coarse, 0.1 by default) or `user`."""
+    The alpha of Pachinko allocation is that of the coarse labels, 0.1 by default.
+    """
     kind, colon, alpha = text.partition(":")
-    fix = None
+    problem = ""
     if kind not in KINDS:
         near = difflib.get_close_matches(kind, KINDS, n=1)
-        fix = f"did you mean {near[0]}?" if near else "for example dirichlet:0.3"
+        problem = f"did you mean {near[0]}?" if near else "for example dirichlet:0.3"
     elif kind in ("iid", "user") and colon:
-        fix = f"{kind} takes no alpha"
+        problem = f"{kind} takes no alpha"
     elif kind == "dirichlet" and not colon:
-        fix = "add an alpha, for example dirichlet:0.3"
-    if fix:
-        raise InputError(f"partition must be {FORMS}, got {text!r} ({fix})")
+        problem = "add an alpha, for example dirichlet:0.3"
+    if problem:
+        raise InputError(f"partition must be {FORMS}, got {text!r} ({problem})")
     if colon:
-        return Partition(kind, _positive(alpha))
-    return Partition(kind, 0.1 if kind == "pachinko" else None)
+        return kind, _positive(alpha)
+    return kind, 0.1 if kind == "pachinko" else None
 
 
 def split(
@@ -48,29 +44,47 @@ def split(
     seed: int,
     coarse: Labels | None = None,
 ) -> list[Rows]:
-    """The partition that `text` asks for, of examples that belong to nobody yet."""
-    match parse(text):
-        case Partition("dirichlet", float(alpha)):
-            return dirichlet(labels, clients, alpha, seed)
-        case Partition("pachinko", float(alpha)):
-            if coarse is None:
-                raise _unsupported(text, "this data set has no coarse labels")
-            return pachinko(coarse, labels, clients, None, seed, coarse_alpha=alpha)
-        case Partition("user"):
-            raise _unsupported(text, "user is for data sets that name their own clients")
-        case _:
-            return iid(len(labels), clients, seed)
+    """Divide examples that belong to nobody yet among clients.
+
+    Args:
+        text: The partition, as `parse` reads it. `user` is refused.
+        labels: The class of each example.
+        clients: The number of clients.
+        seed: The seed of the random numbers.
+        coarse: The coarse label of each example, which `pachinko` needs.
+
+    Returns:
+        The ascending rows of each client.
+
+    Example:
+        >>> [rows.tolist() for rows in split("iid", np.zeros(4, int), clients=2, seed=0)]
+        [[0, 1], [2, 3]]
+    """
+    kind, alpha = parse(text)
+    if alpha is None and kind == "iid":
+        return iid(len(labels), clients, seed)
+    if alpha is not None and kind == "dirichlet":
+        return dirichlet(labels, clients, alpha, seed)
+    if alpha is not None and coarse is not None:
+        return pachinko(coarse, labels, clients, None, seed, coarse_alpha=alpha)
+    why = "this data set has no coarse labels"
+    if kind == "user":
+        why = "user is for data sets that name their own clients"
+    raise InputError(
+        f"partition must be one that the data set allows, got {text!r} ({why}; use iid or "
+        "dirichlet:ALPHA)"
+    )
 
 
 def iid(num_examples: int, clients: int, seed: int) -> list[Rows]:
-    """Rows dealt at random, as evenly as they divide."""
+    """Deal rows at random, as evenly as they divide."""
     _check_clients(clients, num_examples)
     owner = np.random.default_rng(seed).permutation(np.arange(num_examples) % clients)
     return _rows_of(owner, clients)
 
 
 def dirichlet(labels: Labels, clients: int, alpha: float, seed: int) -> list[Rows]:
-    """Label skew: each class is cut among the clients in Dirichlet(alpha, ..., alpha) shares.
+    """Cut each class among the clients in Dirichlet(alpha, ..., alpha) shares: label skew.
 
     Client sizes are unequal on purpose, but nobody is left empty: a client without examples is
     given one by whichever client is then the largest.
@@ -103,7 +117,7 @@ def pachinko(
     coarse_alpha: float = 0.1,
     fine_alpha: float = 10.0,
 ) -> list[Rows]:
-    """Two-level label skew: Pachinko allocation of `per_client` rows to one client after another.
+    """Give `per_client` rows to one client after another by Pachinko allocation: two-level skew.
 
     A client draws θ ~ Dirichlet(coarse_alpha) over the coarse labels and, for each coarse label c,
     φ_c ~ Dirichlet(fine_alpha) over its fine labels; alphas are per coordinate. Each of its rows is
@@ -136,7 +150,7 @@ def pachinko(
         wanted = per_client
         while wanted:
             # Draws are independent until a leaf runs out: make them in bulk, keep those up to and
-            # including the one that empties a leaf, and draw the others anew without that leaf.
+            # including the one that empties a leaf, and draw the others again without that leaf.
             usable = is_child & (start < stop)
             theta = np.where(usable.any(1), log_theta, -np.inf)
             phi = np.where(usable, log_phi, -np.inf)
@@ -194,10 +208,3 @@ def _positive(alpha: float | str) -> float:
     if not 0 < value < math.inf:
         raise InputError(f"alpha must be a positive finite number, got {alpha!r} (for example 0.3)")
     return value
-
-
-def _unsupported(text: str, why: str) -> InputError:
-    return InputError(
-        f"partition must be one that the data set allows, got {text!r} "
-        f"({why}; use iid or dirichlet:ALPHA)"
-    )

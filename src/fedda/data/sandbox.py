@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -36,7 +37,7 @@ importlib.import_module("fedda.data.sandbox").run_child(job)
 
 
 class Limits(NamedTuple):
-    """What the child may use."""
+    """The limits of the child."""
 
     memory: int  # bytes
     seconds: float
@@ -54,10 +55,10 @@ def call(
 
     Args:
         function: A function that its module has under its own name.
-        arguments: Its arguments, which JSON can express, as it must its result.
+        arguments: Its arguments. JSON must be able to express them and the result.
         what: The input, for messages.
-        limits: What the child may use. It is killed when the time is over.
-        tell: Called with each message of the function.
+        limits: The limits of the child. It is killed when the time is over.
+        tell: Called with messages of the function, at most one a second.
         lock: A file descriptor that the child keeps open.
 
     Raises:
@@ -72,8 +73,7 @@ def call(
         "limits": limits,
     }
     late = threading.Event()
-    kind = ""  # of the last line that the child has printed
-    content: Any = None
+    kind, content = "", None  # of the last line that the child has printed
     with tempfile.TemporaryFile() as order:
         order.write(json.dumps(job).encode())
         order.seek(0)
@@ -113,26 +113,24 @@ def call(
         raise OSError(*content)
     if kind == "refused":
         raise InputError(content)
-    raise InputError(_reason(what, limits, kind, content, process.returncode, late.is_set()))
-
-
-def _reason(what: str, limits: Limits, kind: str, content: Any, code: int, late: bool) -> str:
-    """Why there is no result, for a person."""
-    time = f"{limits.seconds:,.0f} seconds"
-    memory = f"{limits.memory / 1e9:,.1f} GB of memory"
-    right = "If the file is right, allow more with"
-    if late or code == -signal.SIGXCPU:
-        return f"{what} takes more than the {time} allowed for it. {right} --minutes."
+    more = "If the file is right, allow more with"
+    memory = f"{limits.memory / 1e9:,.1f} GB of memory allowed for it"
+    if late.is_set() or process.returncode == -signal.SIGXCPU:
+        seconds = f"{limits.seconds:,.0f} seconds"
+        raise InputError(f"{what} takes more than the {seconds} allowed for it. {more} --minutes.")
     if kind == "memory":
-        return f"{what} takes more than the {memory} allowed for it. {right} --memory."
+        raise InputError(f"{what} takes more than the {memory}. {more} --memory.")
     if kind == "failed":
         _log.debug("%s", content)
         error = content.strip().splitlines()[-1]
-        return f"{what} cannot be read ({error}). It is damaged or of another format: get it again."
+        raise InputError(
+            f"{what} cannot be read ({error}). It is damaged or of another format: get it again."
+        )
+    code = process.returncode
     how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-    return (
-        f"{what} made its reader crash ({how}). It is damaged, or takes more than the {memory} "
-        f"allowed for it. Get it again. {right} --memory."
+    raise InputError(
+        f"{what} made its reader crash ({how}). It is damaged, or takes more than the {memory}. "
+        f"Get it again. {more} --memory."
     )
 
 
@@ -144,12 +142,16 @@ def run_child(job: dict[str, Any]) -> None:
     memory, seconds = job["limits"]
     _limit(resource.RLIMIT_DATA, memory)
     _limit(resource.RLIMIT_CPU, int(seconds) + 1)  # where the parent was killed and cannot stop it
+    last = 0.0
 
     def say(kind: str, content: Any) -> None:
         print(json.dumps([kind, content]), file=lines, flush=True)
 
     def tell(message: str) -> None:
-        say("tell", message)
+        nonlocal last
+        if time.monotonic() - last >= 1:
+            last = time.monotonic()
+            say("tell", message)
 
     module, name = job["function"]
     try:
@@ -157,18 +159,15 @@ def run_child(job: dict[str, Any]) -> None:
         say("result", function(*job["arguments"], tell=tell))
     except InputError as error:
         say("refused", str(error))
-    except MemoryError:
-        say("memory", None)
-    except OSError as error:
-        named = isinstance(error.filename, str)
-        if error.errno is None:
-            say("failed", traceback.format_exc())
-        elif error.errno == errno.ENOMEM:  # by the limit
+    except Exception as error:
+        number = error.errno if isinstance(error, OSError) else None
+        if isinstance(error, MemoryError) or number == errno.ENOMEM:  # by the limit
             say("memory", None)
-        else:
-            say("system", [error.errno, error.strerror, error.filename if named else None])
-    except Exception:  # whatever a parser trips over, it is the file
-        say("failed", traceback.format_exc())
+        elif isinstance(error, OSError) and number is not None:
+            file = error.filename if isinstance(error.filename, str) else None
+            say("system", [number, error.strerror, file])
+        else:  # whatever a parser trips over, it is the file
+            say("failed", traceback.format_exc())
 
 
 def _limit(which: int, value: int) -> None:

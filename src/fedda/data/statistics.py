@@ -1,4 +1,4 @@
-"""A federation in numbers: how large its clients are and how their labels differ."""
+"""Statistics of a federation: how large its clients are and how their labels differ."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ _BLOCK = 2**22  # entries of a histogram worked on at once: 32 MB a temporary ar
 
 
 class Statistics(NamedTuple):
-    """Entropies are in bits; what is said of labels is None where no labels were given.
+    """Sizes of clients, and entropies of their labels in bits (None where no labels were given).
 
     The means over clients leave out clients without a label.
     """
@@ -20,25 +20,25 @@ class Statistics(NamedTuple):
     fewest: int  # examples of a client
     median: float
     most: int
-    client_entropy: float | None  # of a client's labels, mean over clients
-    label_entropy: float | None  # of all labels together
-    distinct_labels: float | None  # that a client holds, mean over clients
+    client_entropy: float | None = None  # of a client's labels, mean over clients
+    label_entropy: float | None = None  # of all labels together
+    distinct_labels: float | None = None  # of a client, mean over clients
 
 
 def describe(count: np.ndarray, histogram: np.ndarray | None) -> Statistics:
-    """Describes clients of `count[client]` examples with `histogram[client, label]` labels.
+    """Describe clients of `count[client]` examples with `histogram[client, label]` labels.
 
     An example may have no label or several, so the histogram need not sum to the counts.
     """
-    sizes = (
-        len(count),
-        int(count.sum(dtype=np.int64)),
-        int(count.min()),
-        float(np.median(count)),
-        int(count.max()),
+    sizes = Statistics(
+        clients=len(count),
+        examples=int(count.sum(dtype=np.int64)),
+        fewest=int(count.min()),
+        median=float(np.median(count)),
+        most=int(count.max()),
     )
     if histogram is None:
-        return Statistics(*sizes, None, None, None)
+        return sizes
     step = max(1, _BLOCK // histogram.shape[1])
     holders, distinct, entropy = 0, 0, 0.0
     for begin in range(0, len(count), step):
@@ -47,8 +47,7 @@ def describe(count: np.ndarray, histogram: np.ndarray | None) -> Statistics:
         distinct += int(np.count_nonzero(block))
         entropy += float(_entropy(block).sum())
     whole = histogram.sum(axis=0, dtype=np.int64)
-    return Statistics(
-        *sizes,
+    return sizes._replace(
         client_entropy=entropy / max(holders, 1),
         label_entropy=float(_entropy(whole[None])[0]),
         distinct_labels=distinct / max(holders, 1),
@@ -56,7 +55,7 @@ def describe(count: np.ndarray, histogram: np.ndarray | None) -> Statistics:
 
 
 def _entropy(histogram: np.ndarray) -> np.ndarray:
-    """Of each row, in bits; 0 of an empty row."""
+    """The entropy of each row, in bits; 0 for an empty row."""
     share = histogram / np.maximum(histogram.sum(axis=1, keepdims=True), 1)
     logarithm = np.log2(share, out=np.zeros(share.shape), where=share > 0)
     entropy: np.ndarray = np.abs((share * logarithm).sum(axis=1))  # of a number never above 0
@@ -64,7 +63,7 @@ def _entropy(histogram: np.ndarray) -> np.ndarray:
 
 
 def label_histogram(shards: Shards, labels: int) -> np.ndarray:
-    """How many examples of each label each client holds: [clients, labels]."""
+    """Count the examples of each label of each client: [clients, labels]."""
     start, count = np.asarray(shards.start), np.asarray(shards.count)
     owner, rows = _spread(start, count)
     if isinstance(shards.y, Ragged):  # an example has any number of labels
@@ -79,7 +78,7 @@ def label_histogram(shards: Shards, labels: int) -> np.ndarray:
 
 
 def _spread(start: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The numbers start[i], start[i] + 1, ... of every i, and for each of them its i."""
+    """For every i, the count[i] numbers from start[i] on; before them, the i of each."""
     owner = np.repeat(np.arange(len(count)), count)
     offset = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
     return owner, start[owner] + offset

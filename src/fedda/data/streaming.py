@@ -1,4 +1,4 @@
-"""From a store to the device: all of a split, or only the clients that the next rounds ask."""
+"""From a store to the device: all of a split, or only the clients that the next rounds need."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -7,19 +7,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedda.data.federation import Ragged, Shards
-from fedda.data.store import Column, Field, Rows, Split
+from fedda.data.store import Column, Rows, Split
 
 PROGRAM_BYTES = 64e6  # about what the rounds of one program are given at once
-
 
 Columns = tuple[str, str]  # which of a store's columns are the inputs and the labels
 XY: Columns = ("x", "y")
 
 
 def resident(split: Split, most: int | None = None, columns: Columns = XY) -> Shards:
-    """All clients of a split on the device, each with its first `most` examples."""
+    """Put all clients of a split on the device, each with its first `most` examples."""
     count = _capped(split, most)
-    whole = {name: _on_device(_whole(split.fields[name])) for name in set(columns)}
+    whole = {}
+    for name in set(columns):
+        field = split.fields[name]
+        length = field.length
+        whole[name] = _on_device(field.values if length is None else Rows(field.values, length))
     x, y = (whole[name] for name in columns)
     return Shards(
         x=x,
@@ -33,12 +36,16 @@ def resident(split: Split, most: int | None = None, columns: Columns = XY) -> Sh
 
 
 def union(split: Split, most: int | None = None, columns: Columns = XY) -> tuple[Any, Any]:
-    """The examples of all clients as one set, or the first `most` of one client after another."""
-    most = split.num_examples if most is None else min(most, split.num_examples)
-    last = int(np.searchsorted(np.cumsum(split.count), most)) + 1
+    """Return the examples of all clients as one set, or the first `most` of them.
+
+    Ragged columns are put on the device, others stay on the host.
+    """
+    most = split.num_examples if most is None else most
+    before = np.cumsum(split.count) - split.count
 
     def column(name: str) -> Any:
-        joined = _cut(_joined([split.column(name, client) for client in range(last)]), most)
+        clients = np.flatnonzero(before < most).tolist()
+        joined = _joined([split.column(name, each, most - int(before[each])) for each in clients])
         return _on_device(joined) if isinstance(joined, Rows) else joined
 
     taken = {name: column(name) for name in set(columns)}
@@ -46,13 +53,15 @@ def union(split: Split, most: int | None = None, columns: Columns = XY) -> tuple
 
 
 class Block(NamedTuple):
+    """Some examples of a split."""
+
     x: Any
     y: Any
     examples: int  # that count; the rows after them fill the block
 
 
 def blocks(split: Split, size: int) -> Iterator[Block]:
-    """All examples of a split, as they lie on disk, in blocks of one size."""
+    """Yield all examples of a split, as they lie on disk, in blocks of one size."""
     room = _Room()
     first = dict.fromkeys(XY, 0)
     for begin in range(0, split.num_examples, size):
@@ -65,7 +74,7 @@ def blocks(split: Split, size: int) -> Iterator[Block]:
                 end = first[name] + int(field.length[rows].sum(dtype=np.int64))
                 column = Rows(field.values[first[name] : end], field.length[rows])
                 first[name] = end
-            taken[name] = _on_device(column, room.of(name, column, size))
+            taken[name] = room.on_device(name, column, size)
         yield Block(**taken, examples=min(size, split.num_examples - begin))
 
 
@@ -79,21 +88,20 @@ class Feed:
         self.max_count = int(self.count.max())
 
     def rounds(self, cohort: int) -> int:
-        """For how many rounds a program should be given its clients at once."""
+        """Return for how many rounds a program should be given its clients at once."""
         stored = sum(self._split.fields[name].nbytes for name in self._columns)
         one = stored / self._split.num_examples * float(self.count.mean())
         return max(1, int(PROGRAM_BYTES / (cohort * one)))
 
     def gather(self, clients: np.ndarray, slots: int) -> Shards:
-        """These clients, ascending and distinct, and nothing in the rest of the slots."""
+        """Put these clients, ascending and distinct, on the device. The other slots are empty."""
         count, held = np.zeros(slots, np.int32), np.full(slots, np.iinfo(np.int32).max, np.int32)
         count[: len(clients)], held[: len(clients)] = self.count[clients], clients
         examples = self._room.at_least("examples", int(count.sum()))
         taken = {}
         for name in set(self._columns):
             parts = [self._split.column(name, each, self._most) for each in clients.tolist()]
-            column = _joined(parts)
-            taken[name] = _on_device(column, self._room.of(name, column, examples))
+            taken[name] = self._room.on_device(name, _joined(parts), examples)
         x, y = (taken[name] for name in self._columns)
         return Shards(
             x=x,
@@ -106,14 +114,6 @@ class Feed:
         )
 
 
-class _Size(NamedTuple):
-    """The size of a column on the device."""
-
-    rows: int
-    values: int = 0  # and these two, if it is ragged
-    width: int = 0
-
-
 class _Room:
     """Sizes as powers of two that never shrink, so that a run compiles a few programs at most."""
 
@@ -124,14 +124,30 @@ class _Room:
         self._largest[what] = max(self._largest.get(what, 1), 1 << max(size - 1, 0).bit_length())
         return self._largest[what]
 
-    def of(self, name: str, column: Column, rows: int) -> _Size:
+    def on_device(self, name: str, column: Column, rows: int) -> Any:
+        """A column filled up with zeros to these rows, and if ragged to a room for its values."""
         if not isinstance(column, Rows):
-            return _Size(rows)
-        return _Size(
-            rows,
-            self.at_least(f"values of {name}", len(column.values)),
-            self.at_least(f"width of {name}", int(column.length.max(initial=1))),
-        )
+            return jnp.asarray(_filled(column, rows))
+        values = self.at_least(f"values of {name}", len(column.values))
+        width = self.at_least(f"width of {name}", int(column.length.max(initial=1)))
+        return _ragged(column, rows, values, width)
+
+
+def _on_device(column: Column) -> Any:
+    if not isinstance(column, Rows):
+        return jnp.asarray(column)
+    longest = int(column.length.max(initial=1))
+    return _ragged(column, len(column.length), len(column.values), longest)
+
+
+def _ragged(column: Rows, rows: int, values: int, width: int) -> Ragged:
+    length = _filled(column.length, rows).astype(np.int32)
+    return Ragged(
+        values=jnp.asarray(_filled(column.values, max(values, 1))),
+        start=jnp.asarray(np.cumsum(length, dtype=np.int32) - length),
+        length=jnp.asarray(length),
+        width=width,
+    )
 
 
 def _capped(split: Split, most: int | None) -> np.ndarray:
@@ -139,34 +155,11 @@ def _capped(split: Split, most: int | None) -> np.ndarray:
     return count.astype(np.int32)
 
 
-def _whole(field: Field) -> Column:
-    return field.values if field.length is None else Rows(field.values, field.length)
-
-
 def _joined(parts: list[Column]) -> Column:
     if isinstance(parts[0], Rows):
         ragged = [part for part in parts if isinstance(part, Rows)]
-        return Rows(*(np.concatenate(each) for each in zip(*ragged, strict=True)))
+        return Rows(*(np.concatenate(arrays) for arrays in zip(*ragged, strict=True)))
     return np.concatenate([part for part in parts if not isinstance(part, Rows)])
-
-
-def _cut(column: Column, rows: int) -> Column:
-    if not isinstance(column, Rows):
-        return column[:rows]
-    length = column.length[:rows]
-    return Rows(column.values[: int(length.sum(dtype=np.int64))], length)
-
-
-def _on_device(column: Column, size: _Size | None = None) -> Any:
-    """A column as it is or, filled up with zeros, of a given size."""
-    if not isinstance(column, Rows):
-        return jnp.asarray(column if size is None else _filled(column, size.rows))
-    longest = int(column.length.max(initial=1))
-    size = size or _Size(len(column.length), len(column.values), longest)
-    length = _filled(column.length, size.rows).astype(np.int32)
-    start = np.cumsum(length, dtype=np.int32) - length
-    values = _filled(column.values, max(size.values, 1))
-    return Ragged(jnp.asarray(values), jnp.asarray(start), jnp.asarray(length), size.width)
 
 
 def _filled(array: np.ndarray, size: int) -> np.ndarray:

@@ -1,24 +1,22 @@
 """CIFAR-100 as its authors publish it for Python: one pickle of all images for each split."""
 
 import hashlib
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from fedda.data.readers import plain_pickle
+from fedda.data.readers.common import begins_with, existing, labels, parsing, pixels
 from fedda.data.store import Client, Source
-from fedda.errors import InputError
 
 FOLDER = "cifar-100-python"
 MD5 = {  # of the files in the authors' archive
     "train": "16019d7e3df5f24257cddd939b257f8d",
     "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
 }
-MOST_BYTES = 10**9  # of a file: the official ones have 155 MB and 31 MB
-_ADVICE = "Unpack cifar-100-python.tar.gz anew."
-CLASSES = {"fine_labels": 100, "coarse_labels": 20}
+LABELS = {"fine_labels": ("y", 100), "coarse_labels": ("coarse", 20)}  # our column, classes
 
 
 def layout(name: str) -> str:
@@ -26,81 +24,113 @@ def layout(name: str) -> str:
 
 
 def files(path: Path, name: str) -> list[Path]:
-    return [file for split in MD5 if _begins_as_pickle(file := _folder(path) / split)]
+    return [file for split in MD5 if begins_with(file := _folder(path) / split, b"\x80")]
 
 
 def read(path: Path, name: str) -> Source:
-    """Files that are not the official ones are read too: the store says so."""
+    """Read both splits. Files that are not the official ones are read too: the store says so."""
     folder = _folder(path)
-    other = []
+    changed = []
     for split, official in MD5.items():
-        file = folder / split
-        if not file.is_file():
-            raise InputError(f"{folder} has no file {split!r}. Expected {layout(name)}.")
-        size = file.stat().st_size
-        if size > MOST_BYTES:
-            raise InputError(f"{file} has {size} bytes, expected at most {MOST_BYTES}. {_ADVICE}")
-        with open(file, "rb") as content:
+        with open(existing(folder / split, layout(name)), "rb") as content:
             if hashlib.file_digest(content, _md5).hexdigest() != official:
-                other.append(split)
+                changed.append(split)
     which = "Its files are the official ones"
-    if other:
-        which = f"Not byte for byte the official ones: {' and '.join(other)}"
+    if changed:
+        which = f"Not byte for byte the official ones: {' and '.join(changed)}"
     return Source(
         {split: _clients(folder / split) for split in MD5},
-        words=f"CIFAR-100 for Python, which knows no clients: all images of a split are one. "
+        description=f"CIFAR-100 for Python, which knows no clients: all images of a split are one. "
         f"{which}.",
     )
 
 
 def _md5() -> Any:
-    return hashlib.md5(usedforsecurity=False)  # what the authors publish; it tells, not protects
+    return hashlib.md5(usedforsecurity=False)  # the authors publish it; it protects from nothing
 
 
 def _folder(path: Path) -> Path:
     return path / FOLDER if (path / FOLDER).is_dir() else path
 
 
-def _begins_as_pickle(path: Path) -> bool:
-    if not path.is_file():
-        return False
-    with open(path, "rb") as file:
-        return file.read(1) == b"\x80"
-
-
 def _clients(path: Path) -> Iterator[Client]:
-    table = plain_pickle.read(path)
-    images = table.get("data")
-    if not isinstance(images, np.ndarray):
-        raise InputError(f"{path}: the field 'data' is missing or no array. {_ADVICE}")
-    if images.ndim != 2 or images.shape[1] != 3072 or not len(images):
-        raise InputError(
-            f"{path}: the field 'data' has the shape {images.shape}, expected (images, 3072)."
-        )
-    labels = {field: _labels(path, table, field, len(images)) for field in CLASSES}
-    yield (
-        "all",
-        {
-            "x": np.ascontiguousarray(images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)),
-            "y": labels["fine_labels"],
-            "coarse": labels["coarse_labels"],
-        },
-    )
+    with parsing(path), open(path, "rb") as content:
+        pickled = _Unpickler(content, encoding="bytes").load()
+        table = {key.decode() if isinstance(key, bytes) else key: pickled[key] for key in pickled}
+        images = pixels(table["data"].values, (3072,), f"{path}: 'data'")
+        columns = {
+            column: labels(_whole_numbers(table[field]), classes, len(images), f"{path}: {field!r}")
+            for field, (column, classes) in LABELS.items()
+        }
+    x = np.ascontiguousarray(images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+    yield "all", {"x": x, **columns}
 
 
-def _labels(path: Path, table: dict[str, Any], field: str, count: int) -> np.ndarray:
-    values = table.get(field)
+def _whole_numbers(values: object) -> np.ndarray:
     if not isinstance(values, list) or any(type(value) is not int for value in values):
-        raise InputError(
-            f"{path}: the field {field!r} is missing or no list of whole numbers. {_ADVICE}"
-        )
-    if len(values) != count:
-        raise InputError(f"{path}: {field!r} has {len(values)} entries for {count} images.")
-    array = np.array(values, np.int32)
-    wrong = np.flatnonzero((array < 0) | (array >= CLASSES[field]))
-    if len(wrong):
-        raise InputError(
-            f"{path}: {field!r} is {array[wrong[0]]} for image {wrong[0]}, expected 0 to "
-            f"{CLASSES[field] - 1}."
-        )
-    return array
+        raise TypeError("labels are no list of whole numbers")
+    return np.array(values, np.int64)
+
+
+class _Unpickler(pickle.Unpickler):
+    """A reader of pickles that calls nothing but the three classes below.
+
+    A pickle is a program, and NumPy's own functions are no safe ones to call: the state of a
+    `numpy.dtype` can declare bytes of the file to be Python objects. So the names in a file stand
+    for other classes. Each has `__setstate__`, or a pickle could set their attributes.
+    """
+
+    def find_class(self, module: str, name: str) -> type:
+        if f"{module}.{name}" not in _STAND_INS:
+            raise pickle.UnpicklingError(
+                f"it names {module}.{name}, which such a file does not need: it could do harm"
+            )
+        return _STAND_INS[f"{module}.{name}"]
+
+
+class _Bytes:
+    """Stands for the `numpy.dtype` of bytes. Its state is a byte order, and bytes have none."""
+
+    def __init__(self, code: str | bytes, *_: object) -> None:
+        if code not in ("u1", b"u1"):
+            raise TypeError(f"it has an array of {code!r}, expected u1")
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+
+class _Array:
+    """Stands for a `numpy.ndarray` of bytes."""
+
+    values: np.ndarray
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, shape, dtype, columns_first, content = state
+        if not isinstance(dtype, _Bytes) or not isinstance(content, bytes):
+            raise TypeError("it has an array of something other than bytes")
+        order: Literal["C", "F"] = "F" if columns_first else "C"
+        self.values = np.frombuffer(content, np.uint8).reshape(shape, order=order)
+
+
+class _Encoded:
+    """Stands for `_codecs.encode`, by which Python 3 writes bytes for Python 2."""
+
+    def __new__(cls, text: str, encoding: str) -> bytes:  # type: ignore[misc]
+        if encoding != "latin1":
+            raise TypeError(f"it has text in {encoding!r}, expected latin1")
+        return text.encode("latin-1")
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+
+_STAND_INS: dict[str, type] = {
+    "_codecs.encode": _Encoded,
+    "numpy.core.multiarray._reconstruct": _Array,
+    "numpy._core.multiarray._reconstruct": _Array,  # since NumPy 2
+    "numpy.ndarray": _Array,  # the first argument of `_reconstruct`
+    "numpy.dtype": _Bytes,
+}

@@ -1,14 +1,14 @@
 """Columns of Parquet and .npz files as arrays, and what features, labels and clients may be."""
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from fedda.data.readers.common import parsing
 from fedda.errors import InputError
 
 Columns = dict[str, np.ndarray]
@@ -16,7 +16,8 @@ PANDAS_INDEX = "__index_level_"  # how pandas names an index that it stores as a
 
 
 def names_in(file: Path) -> list[str]:
-    with _parsing(file):
+    """Return the names of all columns of a file."""
+    with parsing(file):
         if file.suffix == ".npz":
             with open(file, "rb") as stream, np.load(stream, allow_pickle=False) as arrays:
                 return list(arrays.files)
@@ -25,28 +26,28 @@ def names_in(file: Path) -> list[str]:
 
 
 def load(file: Path, names: Sequence[str]) -> Columns:
-    """The columns of those names, of one length. Lists of lists become axes of arrays."""
-    own = names_in(file)
+    """Return the columns of these names, of one length. Lists of lists become axes of arrays."""
+    known = names_in(file)
     for name in names:
-        if own.count(name) != 1:
+        if known.count(name) != 1:
             raise InputError(
-                f"{file} has {'no' if name not in own else 'more than one'} column {name!r}. It "
-                f"has: {', '.join(own)}. Name those to use with --client, --label and --feature."
+                f"{file} has {'no' if name not in known else 'more than one'} column {name!r}. It "
+                f"has: {', '.join(known)}. Name those to use with --client, --label and --feature."
             )
-    with _parsing(file):
-        found = _npz(file, names) if file.suffix == ".npz" else _parquet(file, names)
-    for name, column in found.items():
-        if len(column) != len(found[names[0]]):
+    with parsing(file):
+        columns = _npz(file, names) if file.suffix == ".npz" else _parquet(file, names)
+    for name, column in columns.items():
+        expected = len(columns[names[0]])
+        if len(column) != expected:
             raise InputError(
-                f"{file}: {name!r} has {len(column)} rows, but {names[0]!r} has "
-                f"{len(found[names[0]])}."
+                f"{file}: {name!r} has {len(column)} rows, but {names[0]!r} has {expected}."
             )
-    return found
+    return columns
 
 
 def parquet_numbers(file: Path) -> list[str]:
-    """The columns of single numbers, in the order of the file."""
-    with _parsing(file), _pyarrow().ParquetFile(file) as opened:
+    """Return the names of the columns of single numbers, in the order of the file."""
+    with parsing(file), _pyarrow().ParquetFile(file) as opened:
         from pyarrow.types import is_boolean, is_floating, is_integer  # it is here by now
 
         return [
@@ -58,9 +59,9 @@ def parquet_numbers(file: Path) -> list[str]:
 
 
 def numbers(file: Path, name: str, column: np.ndarray) -> np.ndarray:
-    """Numbers of a type that the device has."""
+    """Return a column as finite numbers of a type that the device has."""
     if column.dtype.kind not in "biuf":
-        text = all(isinstance(value, str | bytes) for value in column.ravel()[:1].tolist())
+        text = isinstance(next(column.flat, None), str | bytes)
         raise InputError(
             f"{file}: column {name!r} holds {'text' if text else column.dtype}, expected numbers. "
             "Turn it into numbers, or name other columns with --feature."
@@ -68,18 +69,18 @@ def numbers(file: Path, name: str, column: np.ndarray) -> np.ndarray:
     if not column[:1].size and len(column):
         raise InputError(f"{file}: column {name!r} has the shape {column.shape}: nothing in a row.")
     column = narrowed(column)
-    if column.dtype.kind == "f":
-        wrong = np.argwhere(~np.isfinite(column))
-        if len(wrong):
-            raise InputError(
-                f"{file}: column {name!r} has {column[tuple(wrong[0])]} in row {wrong[0, 0]} (from "
-                "0), expected finite numbers of float32."
-            )
+    finite = np.isfinite(column)
+    if not finite.all():
+        row, *_ = place = tuple(np.argwhere(~finite)[0])
+        raise InputError(
+            f"{file}: column {name!r} has {column[place]} in row {row} (from 0), expected finite "
+            "numbers of float32."
+        )
     return column.astype(column.dtype.newbyteorder("="), copy=False)
 
 
 def narrowed(column: np.ndarray) -> np.ndarray:
-    """The same in at most 4 bytes: longer integers would wrap on the device. Bits become floats."""
+    """Return numbers of at most 4 bytes: longer integers would wrap on the device."""
     if column.dtype.kind != "b" and column.dtype.itemsize <= 4:
         return column
     with np.errstate(over="ignore"):  # becomes infinite, which is refused
@@ -87,9 +88,9 @@ def narrowed(column: np.ndarray) -> np.ndarray:
 
 
 def labels(file: Path, name: str, column: np.ndarray) -> np.ndarray:
-    """Whole numbers are classes, other numbers are for regression, text is told apart later.
+    """Return labels: whole numbers are classes, other numbers are for regression, or text.
 
-    Only what is for regression may be several numbers an example.
+    Only labels for regression may be several numbers an example.
     """
     if column.ndim != 1 and (column.ndim, column.dtype.kind) != (2, "f"):
         raise InputError(
@@ -103,7 +104,7 @@ def labels(file: Path, name: str, column: np.ndarray) -> np.ndarray:
             raise InputError(
                 f"{file}: the label {name!r} is {column[wrong[0]]} in row {wrong[0]} (from 0), "
                 "expected classes from 0 (or text; or fractions, for regression). Name another "
-                "column with --label, or number the classes anew."
+                "column with --label, or number the classes from 0."
             )
         return column.astype(np.int32)
     if column.dtype.kind == "f":
@@ -112,25 +113,23 @@ def labels(file: Path, name: str, column: np.ndarray) -> np.ndarray:
 
 
 def clients(file: Path, name: str, column: np.ndarray) -> tuple[list[str], np.ndarray]:
-    """The clients of a file, and the number of the client of each row."""
-    if column.ndim != 1 or column.dtype.kind not in "iuO":
-        if len(column):
-            raise InputError(
-                f"{file}: the client {name!r} holds {column.dtype} of the shape {column.shape}, "
-                "expected text or a whole number for each row. Name another column with --client."
-            )
+    """Return the ids of the clients of a file, and for each row the place of its client there."""
+    if not len(column):
         return [], np.zeros(0, np.int64)
-    ids, owner = np.unique(
-        column if column.dtype.kind in "iu" else _texts(file, name, column), return_inverse=True
-    )
-    names = [str(each) for each in ids.tolist()]
-    for place, each in enumerate(names):
-        if not each or "\0" in each:
-            row = np.flatnonzero(owner == place)[0]
-            what = f"has {each!r}, with the character NUL," if each else "is empty text"
+    if column.ndim != 1 or column.dtype.kind not in "iuO":
+        raise InputError(
+            f"{file}: the client {name!r} holds {column.dtype} of the shape {column.shape}, "
+            "expected text or a whole number for each row. Name another column with --client."
+        )
+    values = column if column.dtype.kind in "iu" else _texts(file, name, column)
+    ids, owner = np.unique(values, return_inverse=True)
+    names = [str(value) for value in ids.tolist()]
+    for place, client in enumerate(names):
+        if not client or "\0" in client:
             raise InputError(
-                f"{file}: the client {name!r} {what} in row {row} (from 0), expected an id for "
-                "every row. Correct the data, or name another column with --client."
+                f"{file}: the client {name!r} is {client!r} in row "
+                f"{np.flatnonzero(owner == place)[0]} (from 0), expected an id without the "
+                "character NUL. Correct the data, or name another column with --client."
             )
     return names, owner
 
@@ -151,34 +150,18 @@ def _texts(file: Path, name: str, column: np.ndarray) -> np.ndarray:
 
 def _npz(file: Path, names: Sequence[str]) -> Columns:
     with open(file, "rb") as stream, np.load(stream, allow_pickle=False) as arrays:
-        found = {name: np.atleast_1d(arrays[name]) for name in names}
+        columns = {name: np.atleast_1d(arrays[name]) for name in names}
     # Text of any length, as from Parquet files.
     return {
         name: column.astype(object) if column.dtype.kind in "SU" else column
-        for name, column in found.items()
+        for name, column in columns.items()
     }
 
 
 def _parquet(file: Path, names: Sequence[str]) -> Columns:
-    parts: dict[str, list[np.ndarray]] = {name: [] for name in names}
     with _pyarrow().ParquetFile(file) as opened:
-        for group in range(opened.num_row_groups):
-            table = opened.read_row_group(group, columns=list(names))
-            for name, own in parts.items():
-                for chunk in table[name].chunks:
-                    if len(chunk):
-                        own.append(_chunk(file, name, chunk, sum(map(len, own))))
-    return {name: _joined(file, name, own) for name, own in parts.items()}
-
-
-@contextmanager
-def _parsing(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except (InputError, MemoryError):
-        raise
-    except Exception as error:  # parsers raise many: whatever they trip over, it is the file
-        raise InputError(f"{file} cannot be read: {error}") from None
+        table = opened.read(columns=list(names))
+    return {name: _array(file, name, table[name].combine_chunks()) for name in names}
 
 
 def _pyarrow() -> ModuleType:
@@ -193,43 +176,30 @@ def _pyarrow() -> ModuleType:
     return module
 
 
-def _joined(file: Path, name: str, parts: list[np.ndarray]) -> np.ndarray:
-    row = 0
-    for part in parts:
-        if part.shape[1:] != parts[0].shape[1:]:
-            raise _ragged(file, name, row)
-        row += len(part)
-    return np.concatenate(parts) if parts else np.zeros(0)
-
-
-def _chunk(file: Path, name: str, chunk: Any, first_row: int) -> np.ndarray:
+def _array(file: Path, name: str, column: Any) -> np.ndarray:
+    """Turn an Arrow array into a NumPy array, with an axis for each level of nested lists."""
     import pyarrow as pa
     from pyarrow.compute import list_value_length
 
-    shape = [len(chunk)]
+    shape = [len(column)]
     while True:  # from lists to what is in them, for all rows at once
-        if pa.types.is_dictionary(chunk.type):
-            chunk = chunk.dictionary_decode()
-        each = math.prod(shape[1:])  # so many of them belong to one row
-        if chunk.null_count:
-            empty = np.flatnonzero(chunk.is_null().to_numpy(zero_copy_only=False))[0]
-            row = first_row + empty // each
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        per_row = math.prod(shape[1:])
+        if column.null_count:
+            row = column.is_null().to_numpy(zero_copy_only=False).argmax() // per_row
             raise InputError(f"{file}: column {name!r} has no value in row {row} (from 0).")
-        if isinstance(chunk, pa.FixedShapeTensorArray):
-            array: np.ndarray = chunk.to_numpy_ndarray()
+        if isinstance(column, pa.FixedShapeTensorArray):
+            array: np.ndarray = column.to_numpy_ndarray()
             return array
-        if not hasattr(chunk.type, "value_type"):  # no lists, or no more
-            return chunk.to_numpy(zero_copy_only=False).reshape(shape)
-        lengths = list_value_length(chunk).to_numpy(zero_copy_only=False)
+        if not hasattr(column.type, "value_type") or not len(column):  # no lists, or no more
+            return column.to_numpy(zero_copy_only=False).reshape(shape)
+        lengths = list_value_length(column).to_numpy(zero_copy_only=False)
         wrong = np.flatnonzero(lengths != lengths[0])
         if len(wrong):
-            raise _ragged(file, name, first_row + wrong[0] // each)
+            raise InputError(
+                f"{file}: column {name!r} has a list in row {wrong[0] // per_row} (from 0) that is "
+                "not as long as those before it. All examples need one shape."
+            )
         shape.append(int(lengths[0]))
-        chunk = chunk.flatten()
-
-
-def _ragged(file: Path, name: str, row: int) -> InputError:
-    return InputError(
-        f"{file}: column {name!r} has a list in row {row} (from 0) that is not as long as those "
-        "before it. All examples need one shape."
-    )
+        column = column.flatten()

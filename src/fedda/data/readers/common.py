@@ -1,32 +1,64 @@
-"""What readers of several layouts share: ids, and images and labels in the dtypes of a store."""
+"""What several readers share: errors that name the file, ids, images and labels.
 
+A reader is a module with three functions: `layout(name)` describes the files of a data set for an
+error message, `files(path, name)` returns those that are there, `read(path, name)` reads them.
+Readers run in a child process with limits on memory and time (`sandbox.py`), so they need not
+protect anybody from files that crash a parser or unpack without end.
+"""
+
+import errno
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
-from fedda.errors import InputError
-
-DEFLATE = 1032  # the most by which gzip can shrink anything
+from fedda.errors import InputError, is_full
 
 Arrays = dict[str, np.ndarray]  # over a client's examples; byte strings as objects
 
 
-def check_id(client: str | bytes, file: Path, advice: str) -> None:
-    """Refuses an id that cannot be stored as UTF-8; h5py gives such names as bytes."""
-    if isinstance(client, bytes) or client.encode(errors="ignore").decode() != client:
-        raise InputError(f"{file}: the client id {client!r} is not UTF-8. {advice}")
+def damaged(problem: str) -> InputError:
+    """Return the error for a file with a problem."""
+    return InputError(f"{problem}. Get the file again.")
 
 
-def pixels(values: np.ndarray, shape: tuple[int, ...], place: str, advice: str) -> np.ndarray:
-    """Images as uint8, or as float32 if they are floats other than uint8 / 255."""
+@contextmanager
+def parsing(file: Path) -> Iterator[None]:
+    """Turn any error of a parser into one that names the file, but leave those of the system."""
+    try:
+        yield
+    except (InputError, MemoryError, PermissionError):
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and (is_full(error) or error.errno == errno.ENOMEM):
+            raise
+        problem = f"{file} is damaged or of another format ({type(error).__name__}: {error})"
+        raise damaged(problem) from None
+
+
+def existing(file: Path, layout: str) -> Path:
+    """Return a file that a layout needs, if it is there."""
+    if not file.is_file():
+        raise InputError(f"{file.parent} has no file {file.name}. Expected {layout}.")
+    return file
+
+
+def begins_with(file: Path, magic: bytes) -> bool:
+    """Return whether a path is that of a file with these first bytes."""
+    if not file.is_file():
+        return False
+    with open(file, "rb") as content:
+        return content.read(len(magic)) == magic
+
+
+def pixels(values: np.ndarray, shape: tuple[int, ...], place: str) -> np.ndarray:
+    """Return images as uint8, or as float32 if they are floats other than uint8 / 255."""
     if values.shape[1:] != shape:
-        raise InputError(
-            f"{place} has the shape {values.shape}, expected (examples, {str(shape)[1:]}. {advice}"
-        )
+        raise damaged(f"{place} has the shape {values.shape}, expected (examples, {str(shape)[1:]}")
     top = 1 if values.dtype.kind == "f" else 255
-    if not ((values >= 0) & (values <= top)).all():  # nor is NaN
-        raise InputError(f"{place} has values that are not in 0..{top}. {advice}")
+    if not ((values >= 0) & (values <= top)).all():  # NaN is not either
+        raise damaged(f"{place} has values that are not in 0..{top}")
     if values.dtype.kind != "f":
         return values.astype(np.uint8)
     floats = values.astype(np.float32)
@@ -34,28 +66,28 @@ def pixels(values: np.ndarray, shape: tuple[int, ...], place: str, advice: str) 
     return nearest.astype(np.uint8) if (nearest / np.float32(255) == floats).all() else floats
 
 
-def labels(values: np.ndarray, classes: int, count: int, place: str, advice: str) -> np.ndarray:
+def labels(values: np.ndarray, classes: int, count: int, place: str) -> np.ndarray:
+    """Return class labels as int32, one for each of `count` images."""
     if values.dtype.kind not in "iu" or values.shape != (count,):
-        raise InputError(
+        raise damaged(
             f"{place} is {values.dtype} of the shape {values.shape}, expected integers of the "
-            f"shape ({count},), one for each image. {advice}"
+            f"shape ({count},), one for each image"
         )
     wrong = np.flatnonzero((values < 0) | (values >= classes))
     if len(wrong):
-        raise InputError(
-            f"{place} is {values[wrong[0]]} in example {wrong[0]}, expected 0 to {classes - 1}. "
-            f"{advice}"
+        raise damaged(
+            f"{place} is {values[wrong[0]]} in example {wrong[0]}, expected 0 to {classes - 1}"
         )
     return values.astype(np.int32)
 
 
 def are_bytes(clients: Iterable[tuple[str, Arrays]]) -> bool:
-    """Whether the images of all clients are uint8."""
+    """Return whether the images of all clients are uint8."""
     return all(columns["x"].dtype == np.uint8 for _, columns in clients)
 
 
 def stored(clients: Iterable[tuple[str, Arrays]], exact: bool) -> Iterator[tuple[str, Arrays]]:
-    """The clients with images of one dtype: uint8 if they are `exact` in it, else float32."""
+    """Yield the clients with images of one dtype: uint8 if they are `exact` in it, else float32."""
     for client, columns in clients:
         x = columns["x"]
         if not exact and x.dtype == np.uint8:

@@ -8,14 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from fedda.data.readers.common import Arrays, are_bytes, check_id, labels, pixels, stored
+from fedda.data.readers.common import Arrays, are_bytes, damaged, labels, parsing, pixels, stored
 from fedda.data.store import Source
 from fedda.errors import InputError
 
-_CLASSES = 62
-_SHAPE = (28, 28)
-_PIXELS = 28 * 28
-_ADVICE = "Make it again with LEAF's scripts."
+CLASSES = 62
 
 
 def layout(name: str) -> str:
@@ -27,44 +24,44 @@ def files(path: Path, name: str) -> list[Path]:
 
 
 def read(path: Path, name: str) -> Source:
-    found = _by_split(path)
-    for split, own in found.items():
+    by_split = _by_split(path)
+    for split, own in by_split.items():
         if not own:
             raise InputError(
                 f"{path} has no files for the split {split!r}. Expected {layout(name)}."
             )
-    words = "FEMNIST from LEAF's JSON files"
+    description = "FEMNIST from LEAF's JSON files"
     # Parsing takes minutes, so the first file stands for all: one script wrote them.
-    exact = are_bytes(_writers(next(iter(found.values()))[0]))
-    if "all" not in found:
-        splits = {split: _stored(own, exact) for split, own in found.items()}
-        return Source(splits, words=f"{words}, in their split.")
+    exact = are_bytes(_writers(next(iter(by_split.values()))[0]))
+    if "all" not in by_split:
+        splits = {split: _stored(own, exact) for split, own in by_split.items()}
+        return Source(splits, description=f"{description}, in their split.")
     return Source(
         {
-            "train": _part(_stored(found["all"], exact), test=False),
-            "test": _part(_stored(found["all"], exact), test=True),
+            "train": _part(_stored(by_split["all"], exact), test=False),
+            "test": _part(_stored(by_split["all"], exact), test=True),
         },
-        words=f"{words}, which were not split: the last tenth of every writer's images, and at "
-        "least one where there are two, became the test split.",
+        description=f"{description}, which were not split: the last tenth of every writer's "
+        "images, and at least one where there are two, became the test split.",
     )
 
 
 def _by_split(path: Path) -> dict[str, list[Path]]:
-    split = {each: sorted((path / each).glob("*.json")) for each in ("train", "test")}
-    if any(split.values()):
-        return split
+    by_split = {split: sorted((path / split).glob("*.json")) for split in ("train", "test")}
+    if any(by_split.values()):
+        return by_split
     folders = (path, path / "all_data")
     return {"all": sorted(chain(*(folder.glob("all_data_*.json") for folder in folders)))}
 
 
 def _part(clients: Iterator[tuple[str, Arrays]], test: bool) -> Iterator[tuple[str, Arrays]]:
-    """What a writer gives to one of the splits, if anything."""
+    """The examples that each writer gives to one of the splits, if any."""
     for client, columns in clients:
         count = len(columns["y"])
         cut = count - (max(1, count // 10) if count > 1 else 0)
-        own = slice(cut, None) if test else slice(0, cut)
+        rows = slice(cut, None) if test else slice(0, cut)
         if cut < count or not test:
-            yield client, {name: column[own] for name, column in columns.items()}
+            yield client, {name: column[rows] for name, column in columns.items()}
 
 
 def _stored(files: Sequence[Path], exact: bool) -> Iterator[tuple[str, Arrays]]:
@@ -72,90 +69,48 @@ def _stored(files: Sequence[Path], exact: bool) -> Iterator[tuple[str, Arrays]]:
     for file in files:
         for client, columns in stored(_writers(file), exact):
             if exact and columns["x"].dtype != np.uint8:
-                raise InputError(
+                raise damaged(
                     f"{file}, user {client!r}: 'x' has pixels that are no multiples of 1/255, as "
-                    f"those of the first file are. {_ADVICE}"
+                    "those of the first file are"
                 )
             yield client, columns
 
 
 def _writers(file: Path) -> Iterator[tuple[str, Arrays]]:
-    data = _user_data(file)
     images: dict[str, np.ndarray] = {}
     targets: dict[str, np.ndarray] = {}
-    for user in list(data):
-        own = data.pop(user)  # an array takes a tenth of the memory of its lists
-        place = f"{file}, user {user!r}: "
-        images[user] = _floats(own["x"], f"{place}'x'")
-        y = _array(own["y"], f"{place}'y'")
-        y = y if y.size else y.astype(int)
-        targets[user] = labels(y, _CLASSES, len(y), f"{place}'y'", _ADVICE)
+    with parsing(file):
+        data = _user_data(file)
+        for user in list(data):
+            own = data.pop(user)  # an array takes a tenth of the memory of its lists
+            place = f"{file}, user {user!r}: "
+            images[user] = np.asarray(own["x"], np.float32).reshape(-1, 28, 28)
+            y = np.asarray(own["y"]) if own["y"] else np.zeros(0, int)
+            targets[user] = labels(y, CLASSES, len(images[user]), f"{place}'y'")
     # The script divides by 255, but its documentation speaks of integers.
     integers = any((x > 1).any() for x in images.values())
     for user in list(images):
         x = images.pop(user)
         place = f"{file}, user {user!r}: 'x'"
-        if integers and (x != np.rint(x)).any():
-            raise InputError(
-                f"{place} has both fractions and, as others, values above 1. {_ADVICE}"
-            )
-        x = x.astype(np.uint8) if integers else x
-        x = pixels(x.reshape(-1, *_SHAPE), _SHAPE, place, _ADVICE)
-        yield user, {"x": x, "y": targets[user]}
-
-
-def _floats(rows: list[Any], place: str) -> np.ndarray:
-    """Images in a row each, not yet known to be in 0..1 or in 0..255."""
-    values = _array(rows, place)
-    if not rows:
-        return np.zeros((0, _PIXELS), np.float32)
-    if values.dtype.kind not in "if" or values.shape[1:] != (_PIXELS,):
-        raise InputError(
-            f"{place} is {values.dtype} of the shape {values.shape}, expected numbers of the shape "
-            f"({len(rows)}, {_PIXELS}). {_ADVICE}"
-        )
-    if not ((values >= 0) & (values <= 255)).all():  # nor is NaN
-        raise InputError(f"{place} has values that are not in 0..255. {_ADVICE}")
-    return values.astype(np.float32)
-
-
-def _array(values: list[Any], place: str) -> np.ndarray:
-    try:
-        return np.asarray(values)
-    except ValueError:
-        raise InputError(f"{place} has rows of unequal lengths. {_ADVICE}") from None
+        if integers:
+            if (x != np.rint(x)).any():
+                raise damaged(f"{place} has both fractions and, as others, values above 1")
+            x = x.astype(np.int64)
+        yield user, {"x": pixels(x, (28, 28), place), "y": targets[user]}
 
 
 def _user_data(file: Path) -> dict[str, Any]:
-    """The lists `x` and `y` of each user, as many as the file says."""
-    try:
-        with open(file, encoding="utf-8") as content:
-            table = json.load(content)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{file} is damaged or no JSON in UTF-8 ({error}). {_ADVICE}") from None
-    match table:
-        case {"users": list(users), "num_samples": list(counts), "user_data": dict(data)}:
-            pass
-        case _:
-            raise InputError(
-                f"{file}: expected the lists 'users' and 'num_samples' and the object 'user_data'."
+    """The lists `x` and `y` of each user."""
+    with open(file, encoding="utf-8") as content:
+        table = json.load(content)
+    data: dict[str, Any] = table["user_data"]
+    if sorted(table["users"]) != sorted(data):
+        raise damaged(f"{file}: 'users' and 'user_data' do not name the same users")
+    for user, count in zip(table["users"], table["num_samples"], strict=True):
+        x, y = data[user]["x"], data[user]["y"]
+        if not count == len(x) == len(y):
+            raise damaged(
+                f"{file}, user {user!r}: {len(x)} images in 'x' and {len(y)} labels in 'y', but "
+                f"'num_samples' says {count}"
             )
-    named = all(isinstance(user, str) for user in users) and sorted(users) == sorted(data)
-    if not named or len(counts) != len(users):
-        raise InputError(
-            f"{file}: 'users' has {len(users)} names, 'num_samples' {len(counts)} numbers and "
-            f"'user_data' {len(data)} users, expected the same users in each. {_ADVICE}"
-        )
-    for user, count in zip(users, counts, strict=True):
-        check_id(user, file, _ADVICE)
-        match data[user]:
-            case {"x": list(x), "y": list(y)} if count == len(x) == len(y):
-                pass
-            case {"x": list(x), "y": list(y)}:
-                raise InputError(
-                    f"{file}, user {user!r}: {len(x)} images in 'x' and {len(y)} labels in 'y', "
-                    f"but 'num_samples' says {count}. {_ADVICE}"
-                )
-            case _:
-                raise InputError(f"{file}, user {user!r}: expected the lists 'x' and 'y'.")
     return data

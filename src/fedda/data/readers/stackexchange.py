@@ -18,19 +18,15 @@ import sqlite3
 import weakref
 from collections.abc import Iterator, Mapping
 from functools import partial
-from itertools import chain, groupby, repeat
+from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import NoReturn
-from xml.parsers import expat
+from xml.etree import ElementTree
 
 from fedda.data.readers import text
-from fedda.data.readers.common import check_id
+from fedda.data.readers.common import damaged, parsing
 from fedda.data.readers.text import Post
-from fedda.data.store import Source
-from fedda.errors import InputError
-
-LONGEST_ROW = 1 << 24  # bytes of the file: the body of a post has at most 30,000 characters
+from fedda.data.store import Source, encoded_id
 
 _QUESTION, _ANSWER = 1, 2  # the PostTypeIds that count; wiki pages and the like are passed over
 
@@ -71,9 +67,9 @@ def read(path: Path, name: str) -> Source:
             yield f"{site}:{owner}", [Post(words, tags.split()) for _, _, words, tags in own]
 
     weakref.finalize(users, database.close)  # nobody else knows when the last user was read
-    about = _fill(database, _by_site(path))
+    description = _fill(database, _by_site(path))
     splits = {"train": partial(users, False), "test": partial(users, True)}
-    return text.source(splits, words=None, tags=None, about=about)
+    return text.source(splits, words=None, tags=None, description=description)
 
 
 def _by_site(path: Path) -> dict[str, Path]:
@@ -81,24 +77,24 @@ def _by_site(path: Path) -> dict[str, Path]:
     folder = path.absolute()
     if folder.name == "Posts.xml":
         folder = folder.parent
-    found = [folder / "Posts.xml"]
-    if not found[0].is_file():
-        found = sorted(file for file in path.glob("*/Posts.xml") if file.is_file())
-    return {file.parent.name: file for file in found}
+    files = [folder / "Posts.xml"]
+    if not files[0].is_file():
+        files = sorted(file for file in path.glob("*/Posts.xml") if file.is_file())
+    return {file.parent.name: file for file in files}
 
 
 def _fill(database: sqlite3.Connection, sites: Mapping[str, Path]) -> str:
-    """Puts the examples of all sites into the database, by user. Returns what it did, in words."""
+    """Put the examples of all sites into the database, by user. Returns a description."""
     database.execute(_POSTS)
     for site, file in sites.items():
-        check_id(site, file, "Rename the folder of the site.")
+        encoded_id(site)
         for place, attributes in _rows(file):
             row = _post(attributes, place)
             if row is not None:
                 try:
                     database.execute("INSERT INTO post VALUES (?, ?, ?, ?, ?, ?, ?)", (site, *row))
                 except sqlite3.IntegrityError:
-                    _refuse(place, "every Id only once", attributes["Id"])
+                    raise damaged(f"{place}: the Id {row[0]} is given twice") from None
     database.execute(_EXAMPLES)
 
     def count(query: str) -> int:
@@ -114,39 +110,20 @@ def _fill(database: sqlite3.Connection, sites: Mapping[str, Path]) -> str:
     )
 
 
-def _rows(file: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """The attributes of each row and where it stands, from one piece of the file after another."""
-    found: list[tuple[str, dict[str, str]]] = []
-    elements = chain(["posts"], repeat("row"))
-    parser = expat.ParserCreate("utf-8")  # whatever the file says of itself
-
-    def place() -> str:
-        return f"{file}, line {parser.CurrentLineNumber}"
-
-    def start(name: str, attributes: dict[str, str]) -> None:
-        expected = next(elements)
-        if name != expected:
-            _refuse(place(), f"the element <{expected}>", f"<{name}>")
-        if name == "row":
-            found.append((place(), attributes))
-
-    def doctype(*_: object) -> None:  # may define entities that grow without bound
-        _refuse(place(), "XML without a document type", "DOCTYPE")
-
-    parser.StartElementHandler = start
-    parser.StartDoctypeDeclHandler = doctype
-    try:
-        with open(file, "rb") as content:
-            piece = b"?"
-            while piece:
-                piece = content.read(1 << 18)
-                parser.Parse(piece, not piece)  # the end may complete a row, or show it is missing
-                if content.tell() - parser.CurrentByteIndex > LONGEST_ROW:
-                    _refuse(place(), f"a row of at most {LONGEST_ROW:,} bytes", "a longer one")
-                yield from found
-                found.clear()
-    except expat.ExpatError as error:
-        _refuse(f"{file}, line {error.lineno}", "whole XML in UTF-8", str(error))
+def _rows(file: Path) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """The attributes of each row and its place, from one piece of the file after another."""
+    number = 0
+    with parsing(file), open(file, "rb") as content:
+        events = ElementTree.iterparse(content, ("start", "end"))
+        _, posts = next(events)
+        if posts.tag != "posts":
+            raise damaged(f"{file}: expected the element <posts>, got <{posts.tag}>")
+        for event, row in events:
+            if event == "start":
+                number += 1
+            elif row is not posts:
+                yield f"{file}, row {number}", row.attrib
+                posts.clear()
 
 
 def _post(row: Mapping[str, str], place: str) -> tuple[int | str | None, ...] | None:
@@ -154,12 +131,12 @@ def _post(row: Mapping[str, str], place: str) -> tuple[int | str | None, ...] | 
 
     def string(name: str) -> str:
         if name not in row:
-            _refuse(place, f"the attribute {name}", "none")
+            raise damaged(f"{place}: expected the attribute {name}")
         return row[name]
 
     def number(name: str) -> int:
         if not re.fullmatch("-?[0-9]{1,18}", string(name)):
-            _refuse(place, f"a whole number as {name}", row[name])
+            raise damaged(f"{place}: expected a whole number as {name}, got {row[name][:60]!r}")
         return int(row[name])
 
     kind, post = number("PostTypeId"), number("Id")
@@ -172,9 +149,3 @@ def _post(row: Mapping[str, str], place: str) -> tuple[int | str | None, ...] | 
     title = text.tokens(html.escape(string("Title")))  # the one is HTML, the other plain text
     tags = " ".join(re.findall(r"[^<>|\s]+", string("Tags")))  # <a><b>, since 2024 |a|b|
     return post, owner, post, title, tags, body
-
-
-def _refuse(place: str, expected: str, got: str) -> NoReturn:
-    raise InputError(
-        f"{place}: expected {expected}, got {got[:60]!r}. Download or unpack it again."
-    )

@@ -10,12 +10,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import chain, islice, repeat
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from fedda.data.readers.common import damaged, parsing
 from fedda.data.store import Client, Rows, Source
 from fedda.errors import InputError
 
@@ -43,19 +44,14 @@ def source(
     splits: Mapping[str, Users],
     words: Sequence[str] | None,
     tags: Sequence[str] | None,
-    about: str,
+    description: str,
 ) -> Source:
-    """The columns `x` (words) and `y` (tags) of every user, and the texts words.txt and tags.txt.
+    """Make the columns `x` (words) and `y` (tags) of users, and the texts words.txt and tags.txt.
 
-    `words` and `tags` are vocabularies in the order of rank. What is None is counted in the split
-    "train": a word by the users that have it, as the official word count is, and a tag by its
-    posts. Counting holds every distinct word in memory, but only one user's posts.
+    `words` and `tags` are vocabularies in the order of rank. One that is None is counted in the
+    split "train": a word by the users that have it, as the official word count is, and a tag by
+    its posts. Counting holds every distinct word in memory, but only one user's posts.
     """
-    if (words is None or tags is None) and "train" not in splits:
-        raise InputError(
-            f"words and tags are counted in the split 'train', got only {', '.join(splits)}. "
-            "Add the train split, or the files of word and tag counts."
-        )
 
     @cache  # counting reads the whole split: only once, and not before it is needed
     def vocabularies() -> tuple[Sequence[str], Sequence[str]]:
@@ -66,31 +62,31 @@ def source(
         )
 
     def clients(users: Users) -> Iterator[Client]:
-        word_rank, tag_rank = (
-            {each: rank for rank, each in enumerate(known)} for known in vocabularies()
-        )
+        words, tags = ({text: rank for rank, text in enumerate(known)} for known in vocabularies())
         for user, posts in users():
-            yield user, {"x": _words(posts, word_rank), "y": _tags(posts, tag_rank)}
+            x = [[words.get(word, OTHER) for word in post.text.split()] for post in posts]
+            y = [[tags[tag] for tag in dict.fromkeys(post.tags) if tag in tags] for post in posts]
+            yield user, {"x": _rows(x), "y": _rows(y)}
 
     def texts() -> dict[str, str]:
         return {
-            name: "".join(f"{each}\n" for each in known)
+            name: "".join(f"{text}\n" for text in known)
             for name, known in zip(("words.txt", "tags.txt"), vocabularies(), strict=True)
         }
 
-    return Source({name: clients(users) for name, users in splits.items()}, texts, about)
+    return Source({name: clients(users) for name, users in splits.items()}, texts, description)
 
 
 def one_line_each(kind: str, texts: Sequence[str]) -> Sequence[str]:
-    """The same texts, which `splitlines` will find again in a file that has one a line."""
-    for each in texts:
-        if each.encode(errors="ignore").decode().splitlines() != [each]:
-            raise InputError(f"the {kind} {each!r} is not one line of UTF-8. Correct the data.")
+    """Return texts that a file can have one a line, so that `splitlines` separates them again."""
+    for text in texts:
+        if text.encode(errors="ignore").decode().splitlines() != [text]:
+            raise InputError(f"the {kind} {text!r} is not one line of UTF-8. Correct the data.")
     return texts
 
 
 def tokens(markup: str) -> str:
-    """Text of HTML as in the official Stack Overflow set: lower-case tokens, one space between.
+    """Turn HTML into text as in the official Stack Overflow set: lower-case tokens and spaces.
 
     Tags are removed and split words, entities are unescaped, what is not ASCII is left out, and a
     URL becomes <url>. Punctuation marks are tokens of their own, except apostrophes and hyphens.
@@ -103,51 +99,44 @@ def tokens(markup: str) -> str:
 
 
 def read_word_count(path: Path) -> list[str]:
-    """The first words of a file with one "word count" a line, the counts decreasing.
+    """Read the first words of a file with one "word count" a line, the counts decreasing.
 
     The official file has millions of lines; those without a rank of their own are not read.
     """
-    words: dict[str, None] = {}
+    words: dict[str, int] = {}
     last = 10**18
-    try:
-        with open(path, encoding="utf-8") as file:
-            for number, line in enumerate(islice(file, KNOWN), 1):
-                fields = line.split()
-                if len(fields) != 2 or not re.fullmatch("[0-9]{1,18}", fields[1]):
-                    raise _damaged(f"{path}, line {number}", "a word and its count", line[:60])
-                word, count = fields[0], int(fields[1])
-                if count > last:
-                    raise _damaged(f"{path}, line {number}", f"a count of at most {last}", count)
-                if word in words:
-                    raise _damaged(f"{path}, line {number}", "a word not given before", word)
-                words[word], last = None, count
-    except UnicodeDecodeError as error:
-        raise _damaged(str(path), "text in UTF-8", str(error)) from None
+    with parsing(path), open(path, encoding="utf-8") as file:
+        for number, line in enumerate(islice(file, KNOWN), 1):
+            match line.split():
+                case [word, count] if word not in words and count.isdecimal():
+                    words[word] = int(count)
+                case _:
+                    raise damaged(
+                        f"{path}, line {number}: expected a new word and its count, got "
+                        f"{line[:60]!r}"
+                    )
+            if words[word] > last:
+                raise damaged(f"{path}, line {number}: expected a count of at most {last}")
+            last = words[word]
     if not words:
-        raise _damaged(str(path), "a word and its count on every line", "an empty file")
+        raise damaged(f"{path} is empty")
     return list(words)
 
 
 def read_tag_count(path: Path) -> list[str]:
-    """The tags of a JSON object from tag to count, the most frequent first.
+    """Read the tags of a JSON object from tag to count, the most frequent first.
 
     Equally frequent tags stay in the order of the file, as they do in the programs that published
     results with it; another order would exchange labels.
     """
-    try:
+    with parsing(path):
         counts = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise _damaged(str(path), "JSON in UTF-8", str(error)) from None
-    if not isinstance(counts, dict) or not counts:
-        raise _damaged(str(path), "a JSON object of tags and counts", type(counts).__name__)
-    for tag, count in counts.items():
-        if type(count) is not int or count < 0:  # True is an int to isinstance
-            raise _damaged(str(path), f"a count as the value of {tag!r}", count)
+        wrong = [tag for tag, count in counts.items() if type(count) is not int or count < 0]
+    if wrong or not counts:
+        raise damaged(
+            f"{path}: expected tags and counts, got {counts[wrong[0]] if wrong else 'none'!r}"
+        )
     return sorted(counts, key=lambda tag: -counts[tag])
-
-
-def _damaged(place: str, expected: str, got: object) -> InputError:
-    return InputError(f"{place}: expected {expected}, got {got!r}. Download or unpack it again.")
 
 
 def _count(users: Iterable[tuple[str, list[Post]]]) -> tuple[list[str], list[str]]:
@@ -163,18 +152,9 @@ def _count(users: Iterable[tuple[str, list[Post]]]) -> tuple[list[str], list[str
 
 def _by_rank(counts: Mapping[str, int]) -> list[str]:
     """The most frequent first; equally frequent ones by their text, whatever order they came in."""
-    return sorted(counts, key=lambda each: (-counts[each], each))
+    return sorted(counts, key=lambda text: (-counts[text], text))
 
 
-def _words(posts: list[Post], rank: Mapping[str, int]) -> Rows:
-    words = [post.text.split() for post in posts]
-    length = np.fromiter(map(len, words), np.int32, len(words))
-    ranks = map(rank.get, chain.from_iterable(words), repeat(OTHER))
-    return Rows(np.fromiter(ranks, np.uint16, int(length.sum(dtype=np.int64))), length)
-
-
-def _tags(posts: list[Post], rank: Mapping[str, int]) -> Rows:
-    tags = [[rank[tag] for tag in dict.fromkeys(post.tags) if tag in rank] for post in posts]
-    length = np.fromiter(map(len, tags), np.int32, len(tags))
-    ranks = chain.from_iterable(tags)
-    return Rows(np.fromiter(ranks, np.uint16, int(length.sum(dtype=np.int64))), length)
+def _rows(ranks: list[list[int]]) -> Rows:
+    length = np.fromiter(map(len, ranks), np.int32, len(ranks))
+    return Rows(np.fromiter(chain.from_iterable(ranks), np.uint16), length)

@@ -6,31 +6,34 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedda.data.readers import text
-from fedda.data.readers.common import Arrays, are_bytes, labels, pixels, stored
+from fedda.data.readers.common import Arrays, are_bytes, damaged, labels, pixels, stored
 from fedda.data.readers.text import Post
 from fedda.data.store import Source
-from fedda.errors import InputError
-
-ADVICE = "Download or unpack it again."
 
 
-class Images(NamedTuple):
-    """The features of a data set of images, by the names that its files give them."""
+class Feature(NamedTuple):
+    """One value of every example."""
 
-    feature: str
-    kinds: str  # of dtypes: "f" for pixels in 0..1, "iu" for 0..255
-    shape: tuple[int, ...]
-    labels: Mapping[str, tuple[str, int]]  # feature -> our column, number of classes
+    kind: str  # of its dtype: "f" for floats, "i" for integers, "O" for byte strings
+    shape: tuple[int, ...] = ()
+    column: str = ""  # where labels are stored
+    classes: int = 0
 
 
-IMAGES = {
-    "emnist": Images("pixels", "f", (28, 28), {"label": ("y", 62)}),
-    "emnist-digits": Images("pixels", "f", (28, 28), {"label": ("y", 10)}),
-    "cifar100": Images(
-        "image", "iu", (32, 32, 3), {"label": ("y", 100), "coarse_label": ("coarse", 20)}
-    ),
+_LABEL = Feature("i", column="y")
+_PIXELS = Feature("f", (28, 28))
+IMAGES = {  # the feature of the images comes first
+    "emnist": {"pixels": _PIXELS, "label": _LABEL._replace(classes=62)},
+    "emnist-digits": {"pixels": _PIXELS, "label": _LABEL._replace(classes=10)},
+    "cifar100": {
+        "image": Feature("i", (32, 32, 3)),
+        "label": _LABEL._replace(classes=100),
+        "coarse_label": Feature("i", column="coarse", classes=20),
+    },
 }
-TEXTS = ("tokens", "title", "tags")  # of Stack Overflow; its other features are not used
+# Those of Stack Overflow; its other features are not used.
+TEXTS = dict.fromkeys(("tokens", "title", "tags"), Feature("O"))
+KINDS = {"f": "floats", "i": "integers", "O": "byte strings"}
 _WORD_COUNT, _TAG_COUNT = "stackoverflow.word_count", "stackoverflow.tag_count"
 
 
@@ -41,58 +44,53 @@ class Clients(NamedTuple):
     read: Callable[[], Iterator[tuple[str, Arrays]]]  # called twice: to look, then to store
 
 
-def features(name: str) -> tuple[str, ...]:
-    """The features that a data set needs, the one that says how many examples there are first."""
-    return (IMAGES[name].feature, *IMAGES[name].labels) if name in IMAGES else TEXTS
+def features(name: str) -> Mapping[str, Feature]:
+    """Return the features that are read of a data set."""
+    return IMAGES.get(name, TEXTS)
 
 
 def counts_layout(name: str) -> str:
-    """The files of counts that may lie beside a data set, in words."""
+    """Describe the files of counts that may lie beside a data set."""
     return "" if name in IMAGES else f" (and beside, if you have them, {_WORD_COUNT}, {_TAG_COUNT})"
 
 
-def counts(name: str, folder: Path) -> list[Path]:
-    """The files of counts that do."""
+def count_files(name: str, folder: Path) -> list[Path]:
+    """Return the files of counts that lie beside a data set."""
     wanted = () if name in IMAGES else (_WORD_COUNT, _TAG_COUNT)
-    return [folder / each for each in wanted if (folder / each).is_file()]
+    return [folder / file for file in wanted if (folder / file).is_file()]
 
 
-def source(name: str, folder: Path, splits: Mapping[str, Clients], words: str) -> Source:
-    """The columns of a data set. Vocabularies are those of the count files in `folder`, if any."""
+def source(name: str, folder: Path, splits: Mapping[str, Clients], form: str) -> Source:
+    """Return the data set with the clients of each split, from files of a form."""
+    description = f"{name} as in TensorFlow Federated's {form} files."
     if name not in IMAGES:
-        found = {file.name: file for file in counts(name, folder)}
+        counts = {file.name: file for file in count_files(name, folder)}
         return text.source(
             {split: partial(_users, clients) for split, clients in splits.items()},
-            words=text.read_word_count(found[_WORD_COUNT]) if _WORD_COUNT in found else None,
-            tags=text.read_tag_count(found[_TAG_COUNT]) if _TAG_COUNT in found else None,
-            about=words,
+            words=text.read_word_count(counts[_WORD_COUNT]) if _WORD_COUNT in counts else None,
+            tags=text.read_tag_count(counts[_TAG_COUNT]) if _TAG_COUNT in counts else None,
+            description=description,
         )
-    kind = IMAGES[name]
-    # A column has one dtype, so all floats must be seen before the first of them is stored.
-    exact = kind.kinds != "f" or all(
-        are_bytes(_columns(kind, clients)) for clients in splits.values()
-    )
+    # A column has one dtype, so all images must be seen before the first of them is stored.
+    exact = name == "cifar100" or all(are_bytes(_columns(name, each)) for each in splits.values())
     return Source(
-        {split: stored(_columns(kind, clients), exact) for split, clients in splits.items()},
-        words=words,
+        {split: stored(_columns(name, clients), exact) for split, clients in splits.items()},
+        description=description,
     )
 
 
-def _columns(kind: Images, clients: Clients) -> Iterator[tuple[str, Arrays]]:
+def _columns(name: str, clients: Clients) -> Iterator[tuple[str, Arrays]]:
     for client, arrays in clients.read():
-        place = f"{clients.place}, client {client!r}: the feature "
-        values = arrays[kind.feature]
-        if values.dtype.kind not in kind.kinds:
-            expected = "floats" if kind.kinds == "f" else "integers"
-            raise InputError(
-                f"{place}{kind.feature!r} is of the dtype {values.dtype}, expected {expected}. "
-                f"{ADVICE}"
-            )
-        columns = {"x": pixels(values, kind.shape, f"{place}{kind.feature!r}", ADVICE)}
-        for feature, (column, classes) in kind.labels.items():
-            columns[column] = labels(
-                arrays[feature], classes, len(values), f"{place}{feature!r}", ADVICE
-            )
+        columns: Arrays = {}
+        for feature, (kind, shape, column, classes) in IMAGES[name].items():
+            values = arrays[feature]
+            place = f"{clients.place}, client {client!r}: the feature {feature!r}"
+            if values.dtype.kind not in ("f" if kind == "f" else "iu"):
+                raise damaged(f"{place} is of the dtype {values.dtype}, expected {KINDS[kind]}")
+            if column:
+                columns[column] = labels(values, classes, len(columns["x"]), place)
+            else:
+                columns["x"] = pixels(values, shape, place)
         yield client, columns
 
 
@@ -101,11 +99,11 @@ def _users(clients: Clients) -> Iterator[tuple[str, list[Post]]]:
         strings: dict[str, list[str]] = {}
         for feature in TEXTS:
             try:
-                strings[feature] = [each.decode() for each in arrays[feature]]
+                strings[feature] = [value.decode() for value in arrays[feature]]
             except UnicodeDecodeError as error:
-                raise InputError(
+                raise damaged(
                     f"{clients.place}, client {client!r}: the feature {feature!r} is not UTF-8 "
-                    f"({error}). {ADVICE}"
+                    f"({error})"
                 ) from None
         rows = zip(*(strings[feature] for feature in TEXTS), strict=True)
         yield client, [Post(f"{body} {title}", tags.split("|")) for body, title, tags in rows]

@@ -1,6 +1,5 @@
 """TensorFlow Federated's HDF5 files: a group for each client, in it an array for each feature."""
 
-import math
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -8,19 +7,9 @@ from typing import Any
 
 import h5py
 
-from fedda.data.readers.common import DEFLATE, Arrays, check_id
-from fedda.data.readers.tff import (
-    ADVICE,
-    IMAGES,
-    TEXTS,
-    Clients,
-    counts,
-    counts_layout,
-    features,
-    source,
-)
+from fedda.data.readers.common import Arrays, damaged, existing, parsing
+from fedda.data.readers.tff import TEXTS, Clients, count_files, counts_layout, features, source
 from fedda.data.store import Source
-from fedda.errors import InputError
 
 PREFIX = {
     "emnist": "fed_emnist",
@@ -31,95 +20,68 @@ PREFIX = {
 
 
 def layout(name: str) -> str:
-    own = ", ".join(file.name for file in _by_split(Path(), name).values())
-    return f"TensorFlow Federated's HDF5 files: a folder with {own}{counts_layout(name)}"
+    expected = ", ".join(file.name for file in _by_split(Path(), name).values())
+    return f"TensorFlow Federated's HDF5 files: a folder with {expected}{counts_layout(name)}"
 
 
 def files(path: Path, name: str) -> list[Path]:
     if name not in PREFIX:
         return []
-    own = [file for file in _by_split(path, name).values() if file.is_file()]
-    return own + counts(name, path) if own else []
+    here = [file for file in _by_split(path, name).values() if file.is_file()]
+    return here + count_files(name, path) if here else []
 
 
 def read(path: Path, name: str) -> Source:
-    own = _by_split(path, name)
-    for file in own.values():
-        if not file.is_file():
-            raise InputError(f"{path} has no file {file.name}. Expected {layout(name)}.")
     clients = {
-        split: Clients(str(file), partial(_clients, file, features(name)))
-        for split, file in own.items()
+        split: Clients(str(file), partial(_clients, existing(file, layout(name)), name))
+        for split, file in _by_split(path, name).items()
     }
-    return source(name, path, clients, f"{name} as in TensorFlow Federated's HDF5 files.")
+    return source(name, path, clients, "HDF5")
 
 
 def _by_split(path: Path, name: str) -> dict[str, Path]:
-    splits = ("train", "test") if name in IMAGES else ("train", "held_out", "test")
+    splits = ("train", *(["held_out"] if name == "stackoverflow" else []), "test")
     return {split: path / f"{PREFIX[name]}_{split}.h5" for split in splits}
 
 
-def _clients(file: Path, names: tuple[str, ...]) -> Iterator[tuple[str, Arrays]]:
-    try:
-        with h5py.File(file, "r") as content:
-            clients = _get(content, "examples", str(file))
-            if not isinstance(clients, h5py.Group):
-                raise InputError(f"{file} has no group 'examples' of clients. {ADVICE}")
-            for client in clients:
-                check_id(client, file, ADVICE)
-                place = f"{file}, client {client!r}"
-                group = _get(clients, client, place)
-                if not isinstance(group, h5py.Group):
-                    raise InputError(f"{place} is no group of features. {ADVICE}")
-                yield client, _arrays(group, names, place)
-    except InputError:
-        raise
-    except (OSError, RuntimeError, LookupError, ValueError, TypeError) as error:
-        # How h5py says that bytes are missing or make no sense.
-        raise InputError(f"{file} is damaged or no HDF5 file ({error}). {ADVICE}") from None
+def _clients(file: Path, name: str) -> Iterator[tuple[str, Arrays]]:
+    with parsing(file), h5py.File(file, "r") as content:
+        clients = _member(content, "examples", h5py.Group, str(file))
+        for client in clients:
+            if isinstance(client, bytes):  # by which h5py means that it cannot decode it
+                raise damaged(f"{file}: the client id {client!r} is not UTF-8")
+            place = f"{file}, client {client!r}"
+            yield client, _arrays(_member(clients, client, h5py.Group, place), name, place)
 
 
-def _arrays(group: h5py.Group, names: tuple[str, ...], place: str) -> Arrays:
+def _arrays(group: h5py.Group, name: str, place: str) -> Arrays:
     """The features of one client, as many of each."""
     arrays: Arrays = {}
-    for name in names:
-        dataset = _get(group, name, place)
-        if not isinstance(dataset, h5py.Dataset):
-            raise InputError(f"{place} has no feature {name!r}, only {', '.join(group)}. {ADVICE}")
-        if (h5py.check_string_dtype(dataset.dtype) is not None) != (name in TEXTS):
-            expected = "strings" if name in TEXTS else "numbers"
-            raise InputError(
-                f"{place}: the feature {name!r} is {dataset.dtype}, expected {expected}. {ADVICE}"
+    for feature in features(name):
+        dataset = _member(group, feature, h5py.Dataset, place)
+        if dataset.external or dataset.is_virtual:
+            raise damaged(f"{place}: the feature {feature!r} lies in another file")
+        if (h5py.check_string_dtype(dataset.dtype) is not None) != (feature in TEXTS):
+            expected = "strings" if feature in TEXTS else "numbers"
+            raise damaged(
+                f"{place}: the feature {feature!r} is {dataset.dtype}, expected {expected}"
             )
         shape = dataset.shape or ()  # one number has (), nothing at all None
-        count = len(arrays[names[0]]) if arrays else shape[0] if shape else 0
-        if shape[:1] != (count,) or (name in TEXTS and len(shape) != 1):
-            raise InputError(
-                f"{place}: the feature {name!r} has the shape {shape} for {count} examples. "
-                f"{ADVICE}"
+        count = len(next(iter(arrays.values()))) if arrays else shape[0] if shape else 0
+        if shape[:1] != (count,) or (feature in TEXTS and len(shape) != 1):
+            raise damaged(
+                f"{place}: the feature {feature!r} has the shape {shape} for {count} examples"
             )
-        _check_storage(dataset, f"{place}: the feature {name!r}")
-        arrays[name] = dataset[()]
+        arrays[feature] = dataset[()]
     return arrays
 
 
-def _get(group: h5py.Group, name: str, place: str) -> Any:
+def _member(group: h5py.Group, name: str, kind: type, place: str) -> Any:
     """A member of a group. Links are refused, as they can lead to another file."""
-    link = group.get(name, getlink=True)
-    if link is not None and not isinstance(link, h5py.HardLink):
-        raise InputError(
-            f"{place}: {name!r} is a link ({type(link).__name__}), expected data in the file "
-            f"itself. {ADVICE}"
-        )
-    return group.get(name)
-
-
-def _check_storage(dataset: h5py.Dataset, place: str) -> None:
-    """Refuses arrays that are stored in another file, or of which next to nothing is stored."""
-    if dataset.external or dataset.is_virtual:
-        raise InputError(f"{place} lies in another file, expected it in the file itself. {ADVICE}")
-    size, stored = math.prod(dataset.shape) * dataset.dtype.itemsize, dataset.id.get_storage_size()
-    if size > DEFLATE * stored:
-        raise InputError(
-            f"{place} has {size:,} bytes, of which the file stores only {stored:,}. {ADVICE}"
-        )
+    link, member = group.get(name, getlink=True), None
+    if isinstance(link, h5py.HardLink):
+        member = group.get(name)
+    if not isinstance(member, kind):
+        what = "missing" if link is None else f"a {type(member or link).__name__}"
+        raise damaged(f"{place}: {name!r} is {what}, expected a {kind.__name__} in the file itself")
+    return member
