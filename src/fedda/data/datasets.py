@@ -314,6 +314,6 @@ def _origin(path: Path) -> dict[str, Any]:
     try:
         origin: dict[str, Any] = json.loads((path / "meta.json").read_text("utf-8"))["origin"]
         words = [origin.get("path", ""), *option_words(origin)]
-    except store.MALFORMED:
+    except (OSError, *store.MALFORMED):
         return {}
     return origin if all(isinstance(word, str) for word in words) else {}

@@ -73,7 +73,8 @@ def call(
         "limits": limits,
     }
     late = threading.Event()
-    kind, content = "", None  # of the last line that the child has printed
+    kind: str = ""  # of the last line that the child has printed
+    content: Any = None
     with tempfile.TemporaryFile() as order:
         order.write(json.dumps(job).encode())
         order.seek(0)

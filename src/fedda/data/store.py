@@ -32,10 +32,7 @@ WORK = ".fedda-import-"  # how the names of temporary folders begin
 _INT32, _INT64 = np.dtype(np.int32).str, np.dtype(np.int64).str
 
 # What can go wrong while reading metadata that somebody has changed.
-MALFORMED = (
-    *(OSError, ValueError, LookupError, TypeError, AttributeError),
-    *(ArithmeticError, RecursionError),
-)
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 
 
 class Rows(NamedTuple):
@@ -156,10 +153,10 @@ def build(folder: Path, source: Source, origin: Mapping[str, Any]) -> None:
         "splits": splits,
         "files": files,
     }
-    with open(folder / "meta.json", "w", encoding="utf-8") as file:
-        json.dump(meta, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
+    with open(folder / "meta.json", "w", encoding="utf-8") as target:
+        json.dump(meta, target, indent=1)
+        target.flush()
+        os.fsync(target.fileno())
 
 
 @contextmanager
@@ -236,8 +233,8 @@ def open_store(path: Path) -> Store:
             if size != facts["bytes"]:
                 raise Stale(f"{path / name} has {size} bytes instead of {facts['bytes']}")
         splits = {name: _open_split(path / name, about) for name, about in meta["splits"].items()}
-    except FileNotFoundError as error:
-        raise Stale(f"{error.filename} is missing") from None
+    except OSError as error:
+        raise Stale(f"{error.filename} is missing or cannot be read") from None
     except MALFORMED as error:
         raise Stale(f"{path / 'meta.json'} does not fit the files beside it ({error})") from None
     return Store(path, meta, splits)

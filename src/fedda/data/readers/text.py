@@ -108,16 +108,13 @@ def read_word_count(path: Path) -> list[str]:
     with parsing(path), open(path, encoding="utf-8") as file:
         for number, line in enumerate(islice(file, KNOWN), 1):
             match line.split():
-                case [word, count] if word not in words and count.isdecimal():
-                    words[word] = int(count)
+                case [word, n] if word not in words and n.isdecimal() and int(n) <= last:
+                    words[word] = last = int(n)
                 case _:
                     raise damaged(
-                        f"{path}, line {number}: expected a new word and its count, got "
-                        f"{line[:60]!r}"
+                        f"{path}, line {number}: expected a new word and a count of at most "
+                        f"{last}, got {line[:60]!r}"
                     )
-            if words[word] > last:
-                raise damaged(f"{path}, line {number}: expected a count of at most {last}")
-            last = words[word]
     if not words:
         raise damaged(f"{path} is empty")
     return list(words)
