@@ -62,6 +62,9 @@ def run(algorithm="fedavg", clients=CLIENTS, loss=cross_entropy, **settings):
         ({"stabilise": True}, "stabilise must be a share"),
         ({"round": 3}, "unknown setting of fedavg 'round'. Did you mean rounds"),
         ({"eval_evry": 3}, "Did you mean eval_every"),
+        ({"directry": "runs"}, "Did you mean directory"),
+        ({"client_rl": 1}, "unknown setting of fedavg 'client_rl'. Did you mean client_lr"),
+        ({"checkpoint_every": 0}, "checkpoint_every must be a whole number of at least 1, got 0"),
         ({"loss": "cross_entropy"}, "loss must be a function .* got 'cross_entropy'"),
         ({"metrics": [accuracy]}, "metrics are of the test set: give test"),
         ({"metrics": [accuracy, accuracy], "test": (X, Y)}, "the metric name 'accuracy' is taken"),
@@ -287,10 +290,10 @@ def test_a_grid_may_be_of_arrays_and_its_points_are_of_numbers():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"seed": 3}, r"run_grid has no seed\. Give it a list of them, as in seeds=\[0, 1\]"),
-        ({"grid": {"seed": [0, 1]}}, r"run_grid has no seed\."),
-        ({"on_evaluation": print}, r"run_grid has no on_evaluation: .* in its result\.history"),
-        ({"start": None}, r"run_grid has no start: its runs begin at round 0"),
+        ({"seed": 3}, r"unknown setting of fedavg 'seed'\. Did you mean seeds"),
+        ({"grid": {"seed": [0, 1]}}, "unknown hyper-parameter of fedavg 'seed'"),
+        ({"on_evaluation": print}, "unknown setting of fedavg 'on_evaluation'"),
+        ({"directory": "runs"}, "unknown setting of fedavg 'directory'"),
     ],
 )
 def test_settings_of_run_that_run_grid_lacks(settings, message):

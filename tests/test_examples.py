@@ -73,25 +73,27 @@ def test_readme_python_blocks(tmp_path: Path):
     assert len([line for line in own.splitlines() if line.strip()]) <= 10, "in ten lines"
 
 
-def test_readme_run_in_parts_goes_on_from_its_file(tmp_path: Path):
-    """Interrupted after the second part, and begun again, it ends as it would have at once."""
-    own, parts = (
+def test_readme_a_kept_run_continues(tmp_path: Path):
+    """Interrupted at round 200 and called again, it ends as it would have at once."""
+    own, kept = (
         next(block for block in blocks("python") if word in block)
-        for word in ("fedda.Model(", "start=result")
+        for word in ("fedda.Model(", "directory=")
     )
-    told = "\nprint([row['round'] for row in result.history], result.params['w'].ravel().tolist())"
-    whole = run_plainly(own + parts + told, tmp_path)
+    shown = "\nprint([row['round'] for row in result.history], result.params['w'].ravel().tolist())"
+    whole = run_plainly(own + kept.replace('directory="runs/mine"', "") + shown, tmp_path)
     assert whole.splitlines()[-1].startswith("[0, 10, ")
     assert ", 490, 500]" in whole
-    (tmp_path / "run.pickle").unlink()
-    interrupted = own + parts.replace("< 500", "< 200")
-    run_plainly(interrupted + "\nassert result.history[-1]['round'] == 200", tmp_path)
-    counted = """
-called, run = [], fedda.run
-fedda.run = lambda *given, **settings: called.append(1) or run(*given, **settings)
+    interrupted = """
+def stop(row):
+    if row["round"] == 200:
+        sys.exit()
 """
-    again = run_plainly(own + counted + parts + told + "\nassert len(called) == 3", tmp_path)
-    assert again.splitlines()[-1] == whole.splitlines()[-1]
+    stopping = kept.replace('directory="runs/mine"', 'directory="runs/mine", on_evaluation=stop')
+    assert "500" not in run_plainly("import sys\n" + own + interrupted + stopping + shown, tmp_path)
+    assert not (tmp_path / "runs/mine/summary.json").exists()
+    for _ in range(2):
+        again = run_plainly(own + kept + shown, tmp_path)
+        assert again.splitlines()[-1] == whole.splitlines()[-1]
 
 
 @pytest.mark.slow
@@ -271,6 +273,13 @@ def test_links_within_the_repository_lead_somewhere(page: Path):
             assert anchor in [re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings]
 
 
-def test_the_source_has_no_doctests_that_nobody_runs():
-    for path in (ROOT / "src").rglob("*.py"):
-        assert ">>>" not in path.read_text(), path
+def with_examples() -> list[str]:
+    """The modules whose docstrings have examples."""
+    paths = [path for path in (ROOT / "src").rglob("*.py") if ">>>" in path.read_text()]
+    return sorted(".".join(path.relative_to(ROOT / "src").with_suffix("").parts) for path in paths)
+
+
+@pytest.mark.parametrize("module", with_examples())
+def test_the_examples_of_docstrings_are_right(module: str, tmp_path: Path):
+    code = f"import doctest, {module} as module\nprint(doctest.testmod(module))"
+    assert "TestResults(failed=0, attempted=" in run_plainly(code, tmp_path)

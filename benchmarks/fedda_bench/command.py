@@ -11,9 +11,9 @@ import typer
 
 from fedda.cli.terminal import note, print_table, say, training
 from fedda.errors import InputError, unknown, writing
-from fedda.experiments import run
 from fedda.simulate import devices
 from fedda.storage.files import write_whole
+from fedda.storage.provenance import commit, device, versions
 
 MODELS = """Any of mlp, cnn-small, cnn, autoencoder, logistic and resnet18. Default: all of them, or
 on a CPU those that take about a minute."""
@@ -57,20 +57,20 @@ def bench_command(
             measured[name] = bench.measure(case, repetitions, peak["flops_per_second"])
     record = {
         "date": time.strftime("%Y-%m-%d"),
-        "device": run.device(),
+        "device": device(),
         "cores": devices.cores(),
         "precision": precision,
         "repetitions": repetitions,
         "quick": quick,
-        "versions": run.versions(),
-        "commit": run.commit(),
+        "versions": versions(),
+        "commit": commit(),
         "machine": peak,
         "models": measured,
     }
     write_whole(path, json.dumps(record, indent=2, allow_nan=False) + "\n")
     print_table(_table(measured))
     say(
-        f"{run.device()}, {precision}, jax {jax.__version__}, medians of {repetitions}",
+        f"{device()}, {precision}, jax {jax.__version__}, medians of {repetitions}",
         f"at most {peak['flops_per_second'] / 1e12:.3g} TFLOP/s in a large product of matrices, "
         f"{peak['bytes_per_second'] / 1e9:.3g} GB/s in a large copy",
         f"Written to {path}",

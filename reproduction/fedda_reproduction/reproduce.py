@@ -225,7 +225,9 @@ class _Filler:
             and not self._is_done(each)
             and not self._is_begun(each)
         }
-        stopped = [names for names in batches.kept(self.folder) if {*names} <= alike.keys()]
+        stopped = [
+            names for names in batches.kept(self.folder).values() if {*names} <= alike.keys()
+        ]
         for names in stopped:
             if self._name(config) in names:
                 return [alike[name] for name in names]
@@ -249,7 +251,7 @@ class _Filler:
         try:
             with contextlib.suppress(training.Stopped):
                 # A batch may be of one, where no more fitted in memory.
-                if len(runs) == 1 and not batches.place(self.folder, names).exists():
+                if len(runs) == 1 and not batches.place(self.folder, names, 1).exists():
                     config = runs[0]
                     if self.until is not None:  # so that no evaluation is made again
                         config = dataclasses.replace(config, checkpoint_every=1)

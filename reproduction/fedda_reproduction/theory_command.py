@@ -8,8 +8,8 @@ import typer
 
 from fedda.cli.terminal import new_directory, note, print_table, say, training
 from fedda.errors import writing
-from fedda.experiments import run
-from fedda.storage.files import write_whole
+from fedda.storage.files import check_empty, write_whole
+from fedda.storage.provenance import commit, device, versions
 
 
 @writing("--out")
@@ -31,7 +31,8 @@ def theory_command(
 
     directory = out_dir or new_directory("theory")
     if not (directory / "theory.json").exists():
-        run.check_new(directory, "that of an earlier fedda theory, which is replaced.")
+        advice = "Give another --out, or that of an earlier fedda theory, which is replaced."
+        check_empty(directory, advice)
     directory.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     plan = measure.quick(problems, seed) if quick else measure.Plan(problems, seed)
@@ -39,11 +40,11 @@ def theory_command(
         measured = measure.run(plan, lambda stage: note(f"measuring: {stage}"))
     record: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d"),
-        "device": run.device(),
+        "device": device(),
         "seconds": round(time.monotonic() - began, 1),
         "processor_seconds": round(time.process_time(), 1),
-        "versions": run.versions(),
-        "commit": run.commit(),
+        "versions": versions(),
+        "commit": commit(),
         **measured,
     }
     record["claims"] = page.claims(record)

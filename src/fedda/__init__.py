@@ -5,7 +5,7 @@ from fedda.api import GridPoint, run, run_grid
 from fedda.core import losses
 from fedda.core.algorithm import Algorithm, Phase
 from fedda.models import Model
-from fedda.simulate.result import Result
+from fedda.simulate.run import Result
 
 __all__ = [
     "Algorithm",

@@ -1,14 +1,17 @@
 """The library's front door: `run` and `run_grid`, which check everything a user gives."""
 
-import inspect
 import itertools
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Real
+from os import PathLike
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from fedda import algorithms
 from fedda.core import check_algorithm, tree
@@ -22,11 +25,53 @@ from fedda.simulate import check_problem
 from fedda.simulate.cohort import SAMPLERS, Layout, automatic_chunk
 from fedda.simulate.devices import everywhere, mesh_for
 from fedda.simulate.grid import Batch, Begun, OnEvaluation, train_together
-from fedda.simulate.result import Result, counted_on, taken_up, why_untrained
-from fedda.simulate.train import Row, Setup, example, train
+from fedda.simulate.run import Result, train_run, why_untrained
+from fedda.simulate.train import Row, Setup, example
+from fedda.storage.checkpoint import digest
+from fedda.storage.directory import RunDirectory
+from fedda.storage.files import json_numbers
+
+Examples = tuple[ArrayLike, ArrayLike]
+Clients = Sequence[Examples] | Shards | Feed
+
+log = logging.getLogger("fedda")
+
+
+class Training(NamedTuple):
+    """The arguments that `run` and `run_grid` share, but hyper-parameters; see `run`."""
+
+    algorithm: str | Algorithm
+    model: Model
+    clients: Clients
+    loss: ExampleWise
+    test: Examples | None = None
+    metrics: Sequence[ExampleWise] = ()
+    rounds: int = 100
+    cohort: int = 10
+    batch: int = 20
+    local_work: int = 5
+    local_unit: Literal["steps", "epochs"] = "steps"
+    reduction: Literal["mean", "sum"] = "mean"
+    stabilise: float = 0
+    eval_every: int = 10
+    late_every: int = 0
+    chunk: int | None = None
+    devices: int | None = 1
+    memory_gb: float = 4.0
+    sampling: str = "uniform"
+
+
+KEYWORDS = Training._fields[4:]  # all but the algorithm, the model, the clients and the loss
+# The other keywords, which a person may have misspelt.
+OF_RUN = ("seed", "directory", "checkpoint_every", "start", "on_evaluation")
+OF_GRID = ("grid", "seeds", "together")
+
+CHANGEABLE = ("devices", "checkpoint_every")  # settings that a resumed run may change
 
 
 class GridPoint(NamedTuple):
+    """One run of a grid: its hyper-parameters, its seed and its result."""
+
     hyper: dict[str, float]
     seed: int
     result: Result
@@ -35,108 +80,252 @@ class GridPoint(NamedTuple):
 def run(
     algorithm: str | Algorithm,
     model: Model,
-    clients: Sequence[tuple[Any, Any]] | Shards | Feed,
+    clients: Clients,
     loss: ExampleWise,
     *,
+    test: Examples | None = None,
+    metrics: Sequence[ExampleWise] = (),
+    rounds: int = 100,
+    cohort: int = 10,
+    batch: int = 20,
+    local_work: int = 5,
+    local_unit: Literal["steps", "epochs"] = "steps",
+    reduction: Literal["mean", "sum"] = "mean",
+    stabilise: float = 0,
+    eval_every: int = 10,
+    late_every: int = 0,
+    chunk: int | None = None,
+    devices: int | None = 1,
+    memory_gb: float = 4.0,
+    sampling: str = "uniform",
     seed: int = 0,
+    directory: str | PathLike[str] | None = None,
+    checkpoint_every: int = 5,
     start: Result | None = None,
     on_evaluation: Callable[[Row], object] | None = None,
-    **settings: Any,
+    **hyper: float | str,
 ) -> Result:
-    """Trains `model` with a federated algorithm and returns its parameters and history.
+    """Train a model with a federated algorithm.
 
-    `algorithm` is a name (`fedda algorithms` lists them) or a record of your own; `clients` holds
-    one pair of arrays `(x, y)` for each client. `settings` are the keywords of `fedda.api.prepare`
-    (`rounds`, `cohort`, `batch`, `local_work`, `test`, `metrics`, ...) and the algorithm's own
-    hyper-parameters and options. A row of the history has the `round`; `train_loss`, the mean over
-    the rounds since the row before of the mean loss their cohorts saw; `loss` and the metrics on
-    the test set; and, since the start, the bytes sent, the uploads that were not finite, and the
-    rounds skipped. `on_evaluation` is told every row as it comes; where it returns True, the run
-    ends there. `start` is the result of an earlier call, after whose last round this one goes on
-    for `rounds` more: with the same seed and settings, both come to what one longer call comes to.
+    In every round, `cohort` clients each take `local_work` steps on mini-batches of their own
+    examples, and the server merges what they upload.
+
+    Args:
+        algorithm: The name of an algorithm (`fedda algorithms` lists them), or your own record.
+        model: A pair of functions; `fedda.models.from_nnx` and `from_equinox` make one.
+        clients: One pair of arrays `(x, y)` for each client, of any number of examples.
+        loss: A function of `(outputs, y)` that gives one number for each example.
+        test: A pair of arrays `(x, y)` to evaluate on.
+        metrics: Functions of `(outputs, y)`, to report on the test set by their names.
+        rounds: The number of rounds.
+        cohort: The number of clients in a round.
+        batch: The number of examples in a mini-batch.
+        local_work: The number of steps, or epochs, that a client takes in a round.
+        local_unit: What `local_work` counts: `"steps"` or `"epochs"`.
+        reduction: Whether the loss of a mini-batch is the `"mean"` or the `"sum"` over its
+            examples. With `"sum"`, a full-batch step counts at most `batch` examples.
+        stabilise: The number of rounds at the end (or, below 1, their share) in which a client
+            takes one step with the gradient of all its examples.
+        eval_every: The number of rounds between evaluations.
+        late_every: As `eval_every`, in the last 100 rounds (or half of them, if there are fewer
+            than 200), which published results average. 0 adds no evaluations.
+        chunk: The number of clients to compute together. None chooses what suits the device.
+        devices: The number of devices that share a cohort. None takes as many as pay off.
+        memory_gb: The device memory for what all clients keep between rounds. If they need more,
+            it is kept on the host, for visited clients only.
+        sampling: How cohorts are drawn: `"uniform"`, or as in published experiments `"fedopt"` or
+            `"tff21"`.
+        seed: The seed of everything random.
+        directory: Where to keep the settings, the metrics and checkpoints. Called again with the
+            same directory, an interrupted run continues, and ends with exactly the numbers of one
+            that was not interrupted; a finished run is read back. The settings, the data and the
+            shapes of the model must be the same; a change inside a function is not noticed. None
+            keeps everything in memory.
+        checkpoint_every: The number of evaluations between checkpoints in `directory`.
+        start: The result of an earlier call, to continue for `rounds` more. Running 100 rounds
+            twice gives the same result as running 200 rounds once.
+        on_evaluation: Called with each new row of the history. Return True to end the run.
+        **hyper: Hyper-parameters and options of the algorithm, such as `client_lr`.
+
+    Returns:
+        The server's state with the parameters, and the history. A row of the history has the
+        `round`; `train_loss`, the mean over the rounds since the row before of the mean loss that
+        their cohorts saw; `loss` and the metrics on the test set; and, since the first round, the
+        bytes sent, the uploads that were not finite and the rounds that were skipped.
 
     Raises:
-        InputError: An argument is wrong, or every round was skipped, because no upload was finite
-            or no client had examples.
+        InputError: An argument is wrong; or `directory` is in use, damaged or holds another run;
+            or every round was skipped, because no upload was finite or no client had examples.
+
+    Example:
+        >>> import fedda, jax.numpy as jnp, numpy as np
+        >>> clients = [(np.ones((n, 2)), np.full((n, 1), 3.0)) for n in (1, 5, 20)]
+        >>> model = fedda.Model(
+        ...     init=lambda key: {"w": jnp.zeros((2, 1))}, apply=lambda params, x: x @ params["w"]
+        ... )
+        >>> result = fedda.run("fedavg", model, clients, fedda.losses.squared_error, cohort=2)
+        >>> result.history[-1]["round"]
+        100
+        >>> print(f"{model.apply(result.params, np.ones((1, 2))).item():.3f}")
+        3.000
     """
-    setup, hyper = prepare(algorithm, model, clients, loss, **settings)
+    given = locals()  # all arguments, by name
+    training = Training(**{name: given[name] for name in Training._fields})
+    setup, values = _prepare(training, hyper, OF_RUN)
     check_seed(seed)
-    hp = traced(hyper, model)
-    first, before, history = 0, None, []
-    if start is not None:
-        before, history = taken_up(setup, hp, start), list(start.history)
-        first = history[-1]["round"]
-        setup = setup._replace(rounds=first + setup.rounds)
-    for evaluation in train(setup, hp, [seed], first, before):
-        row = evaluation.row if start is None else counted_on(start.history[-1], evaluation.row)
-        history.append(row)
-        if on_evaluation is not None and algorithms.plain(on_evaluation(row)) is True:
-            break
-    else:
-        if why := why_untrained(history[-1]):
-            raise InputError(why)
-    state, memory = evaluation.run.state, evaluation.run.memory
+    check_whole_number("checkpoint_every", checkpoint_every, least=1)
+    path, settings = None, dict[str, Any]()
+    if directory is not None:
+        path, settings = Path(directory), {"seed": int(seed), "checkpoint_every": checkpoint_every}
+        settings |= _identity(training, setup, values, hyper, start)
+    hp = traced(values, model)
+    with RunDirectory(path, settings, CHANGEABLE) as kept:
+        result = train_run(
+            setup,
+            hp,
+            seed,
+            kept,
+            start=start,
+            checkpoint_every=checkpoint_every,
+            on_evaluation=on_evaluation,
+        )
+        last = result.history[-1]
+        if path is not None:
+            kept.finish(lambda: settings | {"final": json_numbers(last)})
+    if kept.resumed_at is not None:
+        log.info("%s: continued from round %d", path, kept.resumed_at)
+    for note in kept.notes:
+        log.warning("%s: %s", path, note)
+    at_the_end = last["round"] == rounds + (0 if start is None else start.history[-1]["round"])
+    if at_the_end and (why := why_untrained(last)):
+        raise InputError(why)
+    if setup.host_rounds is not None:
+        return result
     # A table of all clients may be large: the host keeps it, so that the device has room again.
-    return Result(state, history, jax.device_get(memory) if setup.host_rounds is None else memory)
+    return result._replace(memory=jax.device_get(result.memory))
+
+
+def _identity(
+    training: Training, setup: Setup, values: Any, chosen: Mapping[str, Any], start: Result | None
+) -> dict[str, Any]:
+    """Return what must be the same for a run to be resumed."""
+    algorithm, task, shards = training.algorithm, setup.task, setup.shards
+    known = algorithms.options(algorithm) if isinstance(algorithm, str) else {}
+    return {
+        **{name: algorithms.plain(value) for name, value in training._asdict().items()},
+        "algorithm": algorithm if isinstance(algorithm, str) else "your own",
+        **{name: chosen.get(name, choices[0]) for name, choices in known.items()},
+        **values._asdict(),
+        "model": [" ".join(named) for named in tree.types("", task.model.shapes()).items()],
+        "clients": shards.num_clients,
+        "data": digest(shards if isinstance(shards, Shards) else np.asarray(shards.count)),
+        "loss": getattr(task.loss, "__name__", "loss"),
+        "test": None if setup.test is None else digest(setup.test),
+        "metrics": [metric.__name__ for metric in task.metrics],
+        "start": None if start is None else digest(start),
+    }
 
 
 def run_grid(
     algorithm: str | Algorithm,
     model: Model,
-    clients: Sequence[tuple[Any, Any]] | Shards | Feed,
+    clients: Clients,
     loss: ExampleWise,
     *,
     grid: Mapping[str, Sequence[float]],
     seeds: Sequence[int] = (0,),
     together: int | None = None,
-    **settings: Any,
+    test: Examples | None = None,
+    metrics: Sequence[ExampleWise] = (),
+    rounds: int = 100,
+    cohort: int = 10,
+    batch: int = 20,
+    local_work: int = 5,
+    local_unit: Literal["steps", "epochs"] = "steps",
+    reduction: Literal["mean", "sum"] = "mean",
+    stabilise: float = 0,
+    eval_every: int = 10,
+    late_every: int = 0,
+    chunk: int | None = None,
+    devices: int | None = 1,
+    memory_gb: float = 4.0,
+    sampling: str = "uniform",
+    **hyper: float | str,
 ) -> list[GridPoint]:
-    """Trains every combination of the grid's values and seeds, many at once in one program.
+    """Train every combination of hyper-parameters and seeds, many at once in one program.
 
-    As many runs are trained at a time as fit in memory, or `together` at most.
+    Args:
+        algorithm: As in `run`, and so are all arguments that are not listed here.
+        model: As in `run`.
+        clients: As in `run`.
+        loss: As in `run`.
+        grid: The values to try of each hyper-parameter, by name.
+        seeds: The seeds to train every combination with.
+        together: The number of runs to train at a time. None takes as many as fit in memory.
+        test: As in `run`.
+        metrics: As in `run`.
+        rounds: As in `run`.
+        cohort: As in `run`.
+        batch: As in `run`.
+        local_work: As in `run`.
+        local_unit: As in `run`.
+        reduction: As in `run`.
+        stabilise: As in `run`.
+        eval_every: As in `run`.
+        late_every: As in `run`.
+        chunk: As in `run`.
+        devices: As in `run`.
+        memory_gb: As in `run`.
+        sampling: As in `run`.
+        **hyper: The hyper-parameters and options that all runs share.
+
+    Returns:
+        One point for each combination and seed, in the order of the grid.
+
+    Raises:
+        InputError: An argument is wrong.
+
+    Example:
+        >>> import fedda, jax.numpy as jnp, numpy as np
+        >>> clients = [(np.ones((n, 2)), np.full((n, 1), 3.0)) for n in (1, 5, 20)]
+        >>> model = fedda.Model(
+        ...     init=lambda key: {"w": jnp.zeros((2, 1))}, apply=lambda params, x: x @ params["w"]
+        ... )
+        >>> points = fedda.run_grid(
+        ...     "fedavg",
+        ...     model,
+        ...     clients,
+        ...     fedda.losses.squared_error,
+        ...     grid={"client_lr": [0.01, 0.1]},
+        ...     cohort=2,
+        ... )
+        >>> min(points, key=lambda point: point.result.history[-1]["train_loss"]).hyper
+        {'client_lr': 0.1}
     """
-    if "seed" in settings or "seed" in grid:
-        raise InputError("run_grid has no seed. Give it a list of them, as in seeds=[0, 1].")
-    if "on_evaluation" in settings:
-        raise InputError(
-            "run_grid has no on_evaluation: its runs are trained together, and the rows of each "
-            "are in its result.history. Use run to be told of one run's rows as they come."
-        )
-    if "start" in settings:
-        raise InputError(
-            "run_grid has no start: its runs begin at round 0. Use run to continue one."
-        )
+    given = locals()  # all arguments, by name
+    training = Training(**{name: given[name] for name in Training._fields})
     if not isinstance(grid, Mapping):
         raise InputError(
             f'grid must be a dictionary, as in {{"client_lr": [0.1, 1]}}, got {grid!r}.'
         )
     tried = {name: _values_to_try(name, values) for name, values in grid.items()}
     seeds = _values_to_try("seeds", seeds)
-    for seed in seeds:
-        check_seed(seed)
     if together is not None:
         check_whole_number("together", together, least=1)
-    points = [
-        (dict(zip(tried, values, strict=True)), seed)
-        for values in itertools.product(*tried.values())
-        for seed in seeds
-    ]
-    if len(points) < 2:
-        raise InputError(f"run_grid trains at least two runs, got {len(points)}. Use run for one.")
-    setup, base = prepare(algorithm, model, clients, loss, **settings)
+    setup, base = _prepare(training, hyper, OF_GRID)
     check_on_device(setup)
     label = algorithm if isinstance(algorithm, str) else "this algorithm"
-    options = algorithms.options(algorithm) if isinstance(algorithm, str) else ()
-    check_traced(grid, (*KEYWORDS, *options))
-    hypers = [
-        algorithms.hyper(label, setup.algorithm, base._asdict() | values) for values, _ in points
+    points = grid_points(label, setup.algorithm, base._asdict(), tried, seeds)
+    if len(points) < 2:
+        raise InputError(f"run_grid trains at least two runs, got {len(points)}. Use run for one.")
+    results: list[Result] = []
+    hypers, every_seed = zip(*points, strict=True)
+    for part in train_grid(setup, hypers, every_seed, together):
+        results += map(Result, part.states(), part.histories)
+    return [
+        GridPoint({name: getattr(hyper, name) for name in grid}, seed, result)
+        for (hyper, seed), result in zip(points, results, strict=True)
     ]
-    found: list[GridPoint] = []
-    for batch in train_grid(setup, hypers, [seed for _, seed in points], together):
-        results = map(Result, batch.states(), batch.histories)
-        here = points[batch.members.start : batch.members.stop]
-        found += [GridPoint(*point, result) for point, result in zip(here, results, strict=True)]
-    return found
 
 
 def _values_to_try(name: str, values: Any) -> list[Any]:
@@ -144,6 +333,40 @@ def _values_to_try(name: str, values: Any) -> list[Any]:
     if not listed:
         raise InputError(f"{name} must be a list of values to try, got {values!r}.")
     return [algorithms.plain(value) for value in listed]
+
+
+def grid_points(
+    name: str,
+    record: Algorithm,
+    base: Mapping[str, float],
+    grid: Mapping[str, Sequence[float]],
+    seeds: Sequence[int],
+) -> list[tuple[Any, int]]:
+    """Return the `Hyper` of every combination of the grid's values, with every seed.
+
+    Args:
+        name: The name of the algorithm.
+        record: The algorithm.
+        base: The hyper-parameters that all runs share.
+        grid: The values of others.
+        seeds: The seeds of each combination.
+
+    Raises:
+        InputError: A value is wrong; or runs with several values of it are different programs.
+    """
+    options = algorithms.options(name) if name in algorithms.names() else ()
+    for fixed in grid.keys() & {*KEYWORDS, *options}:
+        raise InputError(
+            f"{fixed} is fixed when a program is compiled, so runs with several values of it "
+            f"cannot be trained together. Run the grid once for each value of {fixed}."
+        )
+    for seed in seeds:
+        check_seed(seed)
+    hypers = [
+        algorithms.hyper(name, record, {**base, **dict(zip(grid, values, strict=True))})
+        for values in itertools.product(*grid.values())
+    ]
+    return list(itertools.product(hypers, seeds))
 
 
 def train_grid(
@@ -169,122 +392,93 @@ def check_on_device(setup: Setup) -> None:
         )
 
 
-def check_traced(names: Iterable[str], fixed: Iterable[str]) -> None:
-    """Refuses to try several values of what is fixed when a program is compiled."""
-    for name in names:
-        if name in fixed:
-            raise InputError(
-                f"{name} is fixed when a program is compiled, so runs with several values of it "
-                f"cannot be trained together. Run the grid once for each value of {name}."
-            )
-
-
 def prepare(
-    algorithm: str | Algorithm,
-    model: Model,
-    clients: Sequence[tuple[Any, Any]] | Shards | Feed,
-    loss: ExampleWise,
-    *,
-    test: tuple[Any, Any] | None = None,
-    metrics: Sequence[ExampleWise] = (),
-    rounds: int = 100,
-    cohort: int = 10,
-    batch: int = 20,
-    local_work: int = 5,
-    local_unit: Literal["steps", "epochs"] = "steps",
-    reduction: Literal["mean", "sum"] = "mean",
-    stabilise: float = 0,
-    eval_every: int = 10,
-    late_every: int = 0,
-    chunk: int | None = None,
-    devices: int | None = 1,
-    memory_gb: float = 4.0,
-    sampling: str = "uniform",
-    **chosen: Any,
+    algorithm: str | Algorithm, model: Model, clients: Clients, loss: ExampleWise, **settings: Any
 ) -> tuple[Setup, Any]:
-    """Checks everything a user gives, and returns what `train` needs.
+    """Check everything that a run is made of.
 
-    Every round, `cohort` clients do `local_work` mini-batch steps (or epochs) on batches of `batch`
-    examples. `stabilise` is the number of rounds at the end (or, below 1, their share) in which a
-    client takes one step with the gradient of all its data. Evaluations are `eval_every` rounds
-    apart; in the last 100 rounds (or half of them, if there are fewer than 200), which published
-    results are means over, there is one every `late_every` rounds too, unless that is 0. If what
-    all clients keep would take more than `memory_gb` on the device, it is kept on the host, for
-    visited clients only.
-    `sampling` names how cohorts are drawn. A cohort is spread over `devices`: None stands for as
-    many as pay off. `chosen` holds hyper-parameters and options of the algorithm.
+    Args:
+        algorithm: As in `run`.
+        model: As in `run`.
+        clients: As in `run`.
+        loss: As in `run`.
+        **settings: The other fields of `Training`, and the algorithm's own settings.
+
+    Returns:
+        What stays the same during the run, and the hyper-parameters; see `traced`.
     """
+    training = {name: settings.pop(name) for name in Training._fields if name in settings}
+    given = Training(algorithm, model, clients, loss, **training)
+    return _prepare(given, settings, ())
+
+
+def _prepare(
+    given: Training, hyper: Mapping[str, Any], other_keywords: Iterable[str]
+) -> tuple[Setup, Any]:
+    model, loss, cohort = given.model, given.loss, given.cohort
     if not isinstance(model, Model):
         raise InputError(
             f"model must be a fedda.Model(init, apply), got {type(model).__name__}. "
             "fedda.models.from_nnx and from_equinox make one from a module."
         )
-    if isinstance(algorithm, Algorithm):
-        check_algorithm.check_parts(algorithm)
-    record, hyper = algorithms.configure(algorithm, chosen, KEYWORDS)
+    if isinstance(given.algorithm, Algorithm):
+        check_algorithm.check_parts(given.algorithm)
+    record, values = algorithms.configure(given.algorithm, hyper, (*KEYWORDS, *other_keywords))
+    clients = given.clients
     shards = clients if isinstance(clients, (Shards, Feed)) else from_clients(clients)
-    test = None if test is None else checked_pair(test, "the test set")
-    for name, value in (
-        ("rounds", rounds),
-        ("cohort", cohort),
-        ("batch", batch),
-        ("local_work", local_work),
-        ("eval_every", eval_every),
-        ("devices", 1 if devices is None else devices),
-        ("chunk", cohort if chunk is None else chunk),
-    ):
-        check_whole_number(name, value, least=1)
-    check_whole_number("late_every", late_every, least=0)
+    test = None if given.test is None else checked_pair(given.test, "the test set")
+    for name in ("rounds", "cohort", "batch", "local_work", "eval_every", "devices", "chunk"):
+        value = getattr(given, name)
+        if value is not None or name not in ("devices", "chunk"):
+            check_whole_number(name, value, least=1)
+    check_whole_number("late_every", given.late_every, least=0)
     if cohort > shards.num_clients:
         raise InputError(
             f"cohort must be at most the number of clients, which is {shards.num_clients}, got "
             f"{cohort}. Lower cohort or add clients."
         )
-    for name, text, allowed in (
-        ("local_unit", local_unit, ("steps", "epochs")),
-        ("reduction", reduction, ("mean", "sum")),
-        ("sampling", sampling, tuple(SAMPLERS)),
+    for name, allowed in (
+        ("local_unit", ("steps", "epochs")),
+        ("reduction", ("mean", "sum")),
+        ("sampling", tuple(SAMPLERS)),
     ):
-        if text not in allowed:
-            raise unknown(f"value of {name}", text, allowed)
-    visited = local_work * (batch if local_unit == "steps" else shards.max_count)
-    if visited + batch > LARGEST:  # the last batch may be padded
+        if getattr(given, name) not in allowed:
+            raise unknown(f"value of {name}", getattr(given, name), allowed)
+    plan = Plan(given.batch, given.local_work, given.local_unit)
+    visited = plan.amount * (plan.batch if plan.unit == "steps" else shards.max_count)
+    if visited + plan.batch > LARGEST:  # the last batch may be padded
         raise InputError(
             f"a client would visit {visited:,} examples in a round, expected fewer than 2**31. "
             "Lower local_work or batch."
         )
-    full = last_rounds(stabilise, rounds)
-    if isinstance(shards, Feed) and any(phase.everyone for phase in record.phases):
-        raise InputError(
-            "this algorithm asks every client in every round, so the data of all must be on the "
-            "device, but this federation is brought to it cohort by cohort."
-        )
-    check_problem.check_measures(loss, metrics, test)
-    check_problem.check_problem(model, loss, metrics, shards, test)
-    mesh = mesh_for(devices, cohort, tree.size(model.shapes()))
-    test = everywhere(test, mesh)
-    task = Task(model, loss, Plan(batch, local_work, local_unit), tuple(metrics), reduction)
-    if isinstance(algorithm, Algorithm):
-        check_algorithm.check_work(record, traced(hyper, model), task, example(shards))
-    host_rounds = _host_rounds(record, hyper, model, shards, cohort, memory_gb)
+    full_rounds = last_rounds(given.stabilise, given.rounds)
+    check_problem.check_measures(loss, given.metrics, test)
+    check_problem.check_problem(model, loss, given.metrics, shards, test)
+    mesh = mesh_for(given.devices, cohort, tree.size(model.shapes()))
+    task = Task(model, loss, plan, tuple(given.metrics), given.reduction)
+    hp = traced(values, model)
+    kept = tree.nbytes(jax.eval_shape(record.memory, hp, model.shapes()))
+    if isinstance(given.algorithm, Algorithm):
+        check_algorithm.check_work(record, hp, task, example(shards))
+    chunk = given.chunk
     if chunk is None:
         size = tree.nbytes(model.shapes())
-        chunk = automatic_chunk(size, task.plan, np.asarray(shards.count), cohort, mesh)
+        chunk = automatic_chunk(size, plan, np.asarray(shards.count), cohort, mesh)
     setup = Setup(
-        record,
-        task,
-        shards,
-        test,
-        rounds,
-        cohort,
-        eval_every,
-        full,
-        late_every,
-        Layout(chunk, mesh),
-        SAMPLERS[sampling],
-        host_rounds,
+        algorithm=record,
+        task=task,
+        shards=shards,
+        test=everywhere(test, mesh),
+        rounds=given.rounds,
+        cohort=cohort,
+        eval_every=given.eval_every,
+        stabilise=full_rounds,
+        late_every=given.late_every,
+        layout=Layout(chunk, mesh),
+        sample=SAMPLERS[given.sampling],
+        host_rounds=_host_rounds(given, kept, shards.num_clients),
     )
-    return setup, hyper
+    return setup, values
 
 
 def last_rounds(stabilise: float, rounds: int) -> int:
@@ -303,35 +497,15 @@ def last_rounds(stabilise: float, rounds: int) -> int:
     return round(stabilise * rounds) if stabilise < 1 else int(stabilise)
 
 
-def _host_rounds(
-    algorithm: Algorithm,
-    hyper: Any,
-    model: Model,
-    shards: Shards | Feed,
-    cohort: int,
-    memory_gb: float,
-) -> int | None:
-    """For how many rounds the budget holds the memories of new cohorts; None: of everyone."""
-    number = isinstance(memory_gb, Real) and not isinstance(memory_gb, bool)
-    if not number or not is_finite(memory_gb) or not memory_gb > 0:
-        raise InputError(f"memory_gb must be a positive finite number, got {shown(memory_gb)}.")
-    one = tree.nbytes(jax.eval_shape(algorithm.memory, traced(hyper, model), model.shapes()))
-    if one * shards.num_clients <= memory_gb * 1e9:
+def _host_rounds(given: Training, bytes_of_one: int, num_clients: int) -> int | None:
+    """Return for how many rounds the budget holds what new cohorts keep; None: what all keep."""
+    budget = given.memory_gb
+    number = isinstance(budget, Real) and not isinstance(budget, bool)
+    if not number or not is_finite(budget) or not budget > 0:
+        raise InputError(f"memory_gb must be a positive finite number, got {shown(budget)}.")
+    if bytes_of_one * num_clients <= budget * 1e9:
         return None
-    if any(phase.everyone for phase in algorithm.phases):
-        raise InputError(
-            "this algorithm asks every client in every round, so all memories must fit on the "
-            f"device: set memory_gb to at least {one * shards.num_clients / 1e9:.3g}."
-        )
-    return max(1, int(memory_gb * 1e9 / (one * cohort)))
-
-
-KEYWORDS = tuple(
-    name
-    for function in (prepare, run)
-    for name, parameter in inspect.signature(function).parameters.items()
-    if parameter.kind is parameter.KEYWORD_ONLY
-)
+    return max(1, int(budget * 1e9 / (bytes_of_one * given.cohort)))
 
 
 def check_seed(seed: int) -> None:

@@ -74,7 +74,8 @@ def test_the_preset_is_the_best_point(halved):
     directory, summary = halved
     preset = config.resolve(config.read(directory / "preset.toml"))
     assert preset == config.resolve(SMALL | summary["best"]["hyper"])
-    assert json.loads((directory / "summary.json").read_text()) == summary
+    written = json.loads((directory / "summary.json").read_text())
+    assert (written["ranking"], written["best"]) == (summary["ranking"], summary["best"])
 
 
 def test_only_a_new_directory_or_its_own_is_written_to(halved, tmp_path):
@@ -82,7 +83,7 @@ def test_only_a_new_directory_or_its_own_is_written_to(halved, tmp_path):
     with pytest.raises(InputError, match="or that of a sweep with --halving to finish"):
         halving.halve(config.resolve(SMALL), RATES, 1, tmp_path, 2)
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
-    with pytest.raises(InputError, match=r"is not empty.* or that of a sweep to finish\."):
+    with pytest.raises(InputError, match=r"is not empty\. Choose another directory"):
         sweep.run(config.resolve(SMALL), RATES, 1, halved[0])
 
 

@@ -1,30 +1,22 @@
-"""Run directories: what they hold, and that a killed run ends as if it had not been."""
+"""Runs of the command: what their directories hold, and how they are resumed."""
 
 import json
 import os
 import random
-import resource
 import shutil
 import signal
 import subprocess
 import sys
 import time
 import tomllib
-import tracemalloc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import jax
-import numpy as np
 import pytest
 
-from fedda import api, tasks
 from fedda.errors import InputError
 from fedda.experiments import run as experiment
-from fedda.simulate import client_state, train
-from fedda.storage import checkpoint
-from fedda.storage.checkpoint import Checkpoints
+from fedda.storage.files import sealed
 from fedda.tasks import config
 
 SMALL = {
@@ -52,26 +44,20 @@ def copy(finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "copy"))
 
 
-def final_leaves(directory: Path) -> list[np.ndarray]:
-    """Every array of the last checkpoint: parameters, momenta, counters."""
-    resolved = config.resolve(config.read(directory / "config.toml"))
-    problem = tasks.load(resolved)
-    setup, hyper = api.prepare(
-        resolved.algorithm, problem.model, problem.shards, problem.loss, **resolved.chosen
-    )
-    like = train.start(setup, api.traced(hyper, problem.model), [0])
-    found, notes = Checkpoints(directory / "checkpoints").newest_whole(like, sys.maxsize)
-    assert found is not None
-    assert found.round == resolved.rounds
-    assert notes == []
-    return jax.tree.leaves(found.run)
+def end_of(directory: Path) -> bytes:
+    """The arrays of the last checkpoint: parameters, momenta, counters."""
+    path = directory / "checkpoints" / f"round-{config.read(directory / 'config.toml')['rounds']}"
+    return path.read_bytes().partition(b"\n")[2][:-32]  # without the times, and their checksum
 
 
 def assert_same_end(directory: Path, reference: Path) -> None:
-    for ours, theirs in zip(final_leaves(directory), final_leaves(reference), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-    expected = (reference / "metrics.jsonl").read_bytes()
-    assert (directory / "metrics.jsonl").read_bytes() == expected
+    assert end_of(directory) == end_of(reference)
+    for name in ("config.toml", "metrics.jsonl"):
+        assert (directory / name).read_bytes() == (reference / name).read_bytes()
+
+
+def content(directory: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()}
 
 
 def test_a_run_directory_says_everything(finished: Path):
@@ -151,47 +137,55 @@ def test_kill_at_any_moment_and_resume(tmp_path: Path):
     assert_same_end(killed, whole)
 
 
-def test_resume_of_a_finished_run_changes_nothing(copy: Path, finished: Path):
-    summary = (copy / "summary.json").read_bytes()
+def test_resume_of_a_finished_run_changes_nothing(copy: Path):
+    before = content(copy)
     outcome = experiment.resume(copy)
     assert outcome.notes == ["continued from round 12"]
-    assert_same_end(copy, finished)
-    assert (copy / "summary.json").read_bytes() == summary, "it names the versions that did it"
+    assert content(copy) == before, "the summary names the versions that did it"
+    assert outcome.summary == json.loads((copy / "summary.json").read_text())
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_it_is_said(copy: Path, finished: Path):
-    damaged = 0
-    for path in (copy / "checkpoints" / "12" / "run").rglob("*"):
-        if path.is_file() and path.stat().st_size:
-            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-            damaged += 1
-    assert damaged > 0
+def test_a_resumed_run_ends_as_if_it_had_not_been_interrupted(copy: Path, finished: Path):
+    """As killed after round 10: lines after the checkpoint are written again."""
+    (copy / "checkpoints" / "round-12").unlink()
+    (copy / "summary.json").unlink()
     outcome = experiment.resume(copy)
-    assert "passed over the damaged checkpoint of round 12" in outcome.notes[0]
-    assert outcome.notes[-1] == "continued from round 10"
+    assert outcome.notes == ["continued from round 10"]
     assert_same_end(copy, finished)
-
-
-def test_a_truncated_metrics_file_goes_back_to_the_checkpoint_that_fits(copy: Path, finished: Path):
-    log = copy / "metrics.jsonl"
-    log.write_bytes(log.read_bytes()[:-7])
-    outcome = experiment.resume(copy)
-    assert outcome.notes == [
-        "cut metrics.jsonl after its last whole line",
-        "passed over the checkpoint of round 12: metrics.jsonl is shorter",
-        "continued from round 10",
-    ]
-    assert_same_end(copy, finished)
-
-
-def test_without_any_whole_checkpoint_the_run_starts_again(copy: Path, finished: Path):
     shutil.rmtree(copy / "checkpoints")
-    assert experiment.resume(copy).notes == ["continued from round 0"]
+    assert experiment.resume(copy).notes == []
     assert_same_end(copy, finished)
+
+
+@pytest.mark.parametrize("name", ["checkpoints/round-12", "metrics.jsonl", "config.toml"])
+def test_damage_is_refused_and_everything_left(copy: Path, name: str):
+    whole = (copy / name).read_bytes()
+    (copy / name).write_bytes(whole.replace(b"0", b"1", 1))
+    before = content(copy)
+    with pytest.raises(InputError, match=rf"{copy / name} (is damaged|was changed or damaged)"):
+        experiment.resume(copy)
+    assert content(copy) == before
+
+
+def test_an_edited_setting_is_refused_with_every_checksum_but_its_own(copy: Path):
+    """As if somebody had written a whole new configuration in its place."""
+    path = copy / "config.toml"
+    settings = config.resolve(config.read(path) | {"batch": 11})
+    path.write_text(sealed(config.dump(settings)))
+    with pytest.raises(InputError, match=r"round-12 belongs to a run with another config\.toml"):
+        experiment.resume(copy)
+
+
+def test_another_default_type_of_jax_is_refused(copy: Path, x64: None):
+    before = content(copy)
+    message = r"Set JAX_ENABLE_X64 as it was|of JAX with another jax_enable_x64"
+    with jax.numpy_dtype_promotion("standard"), pytest.raises(InputError, match=message):
+        experiment.resume(copy)
+    assert content(copy) == before
 
 
 def test_resume_refuses_another_configuration(copy: Path):
-    before = (copy / "metrics.jsonl").read_bytes()
+    before = content(copy)
     with pytest.raises(InputError, match=r"is a run with client_lr = 0\.1, got 0\.5"):
         experiment.resume(copy, {"client_lr": 0.5})
     with pytest.raises(InputError, match=r"is a run with rounds = 12, got 13"):
@@ -199,14 +193,14 @@ def test_resume_refuses_another_configuration(copy: Path):
     with pytest.raises(InputError, match=r"is a run with algorithm = 'fedda-adam', got 'fedavg'"):
         experiment.resume(copy, {"algorithm": "fedavg"})
     assert experiment.resume(copy, {"rounds": 12}).notes == ["continued from round 12"]
-    assert (copy / "metrics.jsonl").read_bytes() == before
+    assert content(copy) == before
 
 
 def test_resume_may_keep_checkpoints_at_another_pace(copy: Path, finished: Path):
     shutil.rmtree(copy / "checkpoints")
     experiment.resume(copy, {"checkpoint_every": 2})
-    kept = sorted(int(path.name) for path in (copy / "checkpoints").iterdir())
-    assert kept == [6, 10, 12], "every second evaluation and the last; 2 is one too many to keep"
+    kept = sorted(path.name for path in (copy / "checkpoints").iterdir())
+    assert kept == ["round-10", "round-12", "round-6"], "every second evaluation and the last"
     assert_same_end(copy, finished)
 
 
@@ -218,12 +212,6 @@ def test_resume_refuses_what_is_not_a_run(tmp_path: Path):
 def test_a_new_run_never_overwrites(finished: Path):
     with pytest.raises(InputError, match=r"is not empty.*--resume"):
         experiment.run(config.resolve(SMALL), finished)
-
-
-def test_a_kill_in_the_first_moment_is_no_dead_end(tmp_path: Path):
-    (tmp_path / ".config.toml.123").touch()
-    experiment.run(config.resolve(SMALL | {"rounds": 1, "stabilise": 0}), tmp_path)
-    assert (tmp_path / "summary.json").exists()
 
 
 def test_a_refused_run_leaves_nothing_behind(tmp_path: Path):
@@ -245,98 +233,14 @@ def test_a_diverging_run_is_written_as_null_and_counted(tmp_path: Path):
     assert summary["nonfinite_clients"] + summary["skipped_rounds"] > 0
 
 
-@pytest.mark.parametrize("lacking", ["disk", "memory"])
-def test_a_checkpoint_that_has_no_room_is_left_out_and_told(tmp_path, monkeypatch, lacking):
+def test_a_checkpoint_that_has_no_room_is_left_out_and_told(tmp_path, monkeypatch):
     """There is none in the first half of the run; the run goes on, and can be continued."""
-    room, much = iter([100, 100, 100]), 10**15
-    free = {"disk": lambda: much, "memory": lambda: much} | {lacking: lambda: next(room, much)}
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(
-        "fedda.storage.checkpoint.shutil.disk_usage",
-        lambda path: usage._replace(free=free["disk"]()),
-    )
-    monkeypatch.setattr("fedda.storage.checkpoint.free_memory.of_host", lambda: free["memory"]())
+    room = iter([100, 100, 100])
+    monkeypatch.setattr("fedda.storage.directory.free_memory.of_host", lambda: next(room, 10**15))
     outcome = experiment.run(config.resolve(SMALL), tmp_path / "run")
     assert len(outcome.notes) == 3
     assert outcome.notes[0].startswith("no checkpoint of round 0: it takes ")
-    assert outcome.notes[0].endswith(f" GB of {lacking}, and 1e-07 GB are free")
-    kept = sorted(int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir())
-    assert kept == [8, 10, 12]
+    assert outcome.notes[0].endswith(" GB of memory, and 1e-07 GB are free")
+    kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert kept == ["round-10", "round-12", "round-8"]
     assert outcome.result.history[-1]["round"] == SMALL["rounds"]
-
-
-def test_a_checkpoint_takes_no_more_memory_than_is_asked_for(tmp_path, monkeypatch):
-    """Of client memory on the host, whose leaves are copies; without room nothing is copied."""
-    numbers = np.ones((100, 100_000), np.float32)
-    kept = client_state.HostMemory(np.zeros(100_000, np.float32))
-    kept.put(np.arange(100), numbers)
-    run = {"memory": kept, "steps": np.zeros(3)}
-    checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(0, {"steps": np.zeros(3)}, {})  # what Orbax loads first is no copy
-
-    def most_bytes(number):
-        checkpoints.wait()
-        tracemalloc.start()
-        refused = checkpoints.save(number, run, {})
-        checkpoints.wait()
-        most = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        return most, refused
-
-    most, refused = most_bytes(1)
-    assert not refused
-    assert kept.nbytes < most < checkpoint.COPIES * kept.nbytes
-    monkeypatch.setattr("fedda.storage.checkpoint.free_memory.of_host", lambda: most)
-    most, refused = most_bytes(2)
-    assert refused
-    assert most < numbers.nbytes / 10
-    checkpoints.close()
-
-
-@contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    """As on a full disk, the system refuses to write more, in a way that needs no rights to try."""
-    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, usual[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
-
-
-def test_a_checkpoint_that_cannot_be_written_is_told_in_one_line(tmp_path, capfd):
-    """The run goes on, and no part of the checkpoint is read, nor stays beyond the next start."""
-    checkpoints = Checkpoints(tmp_path)
-    large = {"w": np.random.default_rng(0).normal(size=(4, 10_000))}
-    small = {"w": np.ones(3), "v": np.ones(3)}
-    with files_of_at_most(20_000):
-        assert checkpoints.save(1, large, {"metrics_bytes": 0}) == []
-        told = f"no checkpoint of round 1: cannot write to {tmp_path} (File too large)"
-        assert checkpoints.save(2, small, {"metrics_bytes": 0}) == [told]
-        assert checkpoints.save(3, large, {"metrics_bytes": 0}) == []
-        assert checkpoints.close() == [told.replace("round 1", "round 3")]
-    assert capfd.readouterr() == ("", "")
-    again = Checkpoints(tmp_path)
-    found, notes = again.newest_whole(small, written=0)
-    assert (found.round, notes) == (2, [])
-    again.close()
-    assert [path.name for path in tmp_path.iterdir()] == ["2"]
-
-
-def test_metrics_that_cannot_be_written_are_named_and_the_run_goes_on_later(tmp_path, finished):
-    directory = tmp_path / "run"
-    with files_of_at_most(1000), pytest.raises(OSError, match="File too large") as raised:
-        experiment.run(config.resolve(SMALL), directory)
-    assert raised.value.filename == str(directory / "metrics.jsonl")
-    assert (directory / "metrics.jsonl").stat().st_size == 1000, "a part of a line"
-    experiment.resume(directory)
-    assert_same_end(directory, finished)
-
-
-def test_the_rest_of_a_killed_save_is_removed_and_never_read(copy: Path, finished: Path):
-    unfinished = copy / "checkpoints" / "14.orbax-checkpoint-tmp"
-    shutil.copytree(copy / "checkpoints" / "12", unfinished)
-    (copy / ".summary.json.123").write_text("{")
-    assert experiment.resume(copy).notes == ["continued from round 12"]
-    assert not unfinished.exists()
-    assert_same_end(copy, finished)

@@ -243,7 +243,7 @@ def test_a_sweep_equals_single_runs(finished: Path):
     assert [(*line["hyper"].values(), line["seed"]) for line in lines] == list(order)
     problem = tasks.load(config.resolve(SMALL))
     shared = {name: SMALL[name] for name in ("rounds", "cohort")}
-    written = config.resolve(config.read(finished / "config.toml"))
+    written = config.resolve(SMALL)
     for line in lines[::5]:
         alone = fedda.run(
             SMALL["algorithm"], problem.model, problem.shards, problem.loss,
@@ -280,8 +280,7 @@ def test_the_summary_follows_the_rule_from_the_points_file(finished: Path):
     assert summary["seeds"] == [5, 6]
     assert (summary["by"], summary["averaged_rounds"]) == ("train_loss", 3)
     assert (summary["runs"], summary["together"]) == (12, [4, 4, 4])
-    pace = 12 * 7 / summary["seconds"]["training"]
-    assert summary["runs_x_rounds_per_second"] == pytest.approx(pace)
+    assert summary["runs_x_rounds_per_second"] > 12 * 7 / summary["seconds"]["total"]
     assert {"device", "versions", "commit", "data"} <= summary.keys()
 
 
@@ -328,14 +327,13 @@ def test_a_sweep_that_diverges_everywhere_has_no_best(tmp_path: Path):
 
 
 def test_more_points_are_added_and_finished_ones_left(finished: Path, sizes, tmp_path: Path):
-    directory = tmp_path / "copy"
-    directory.mkdir()
-    for name in ("config.toml", "points.jsonl", "summary.json"):
-        (directory / name).write_bytes((finished / name).read_bytes())
+    directory = Path(shutil.copytree(finished, tmp_path / "copy"))
     before = (directory / "points.jsonl").read_text()
     again = sweep.run(config.resolve(SMALL), RATES, 2, directory)
     assert sizes == []
-    assert again == json.loads((finished / "summary.json").read_text()), "of who did the work"
+    first = json.loads((finished / "summary.json").read_text())
+    assert {**again, "seconds": 0} == {**first, "seconds": 0}, "of who did the work"
+    assert again["seconds"]["total"] <= first["seconds"]["total"]
     other = sweep.run(config.resolve(SMALL), RATES, 2, directory, by="accuracy")
     assert sizes == []
     accuracies = [each["accuracy"] for each in other["ranking"]]
@@ -346,18 +344,22 @@ def test_more_points_are_added_and_finished_ones_left(finished: Path, sizes, tmp
     after = (directory / "points.jsonl").read_text()
     assert after.startswith(before)
     assert len(after.splitlines()) == 16
-    (directory / "points.jsonl").write_text(after[: len(before) + 30])  # the start of a line
+    assert (more["runs"], more["together"]) == (16, [4, 4, 4, 4]), "of all processes"
+    (directory / "points.jsonl").write_text(after + after[:30])  # the start of a line
     sweep.run(config.resolve(SMALL), larger, 2, directory)
-    assert sizes == [4, 4]
+    assert sizes == [4]
     assert (directory / "points.jsonl").read_text() == after
+    (directory / "points.jsonl").write_text(after.replace("0.1", "0.2", 1))
+    with pytest.raises(InputError, match=r"points\.jsonl is damaged: .*round-16 was written after"):
+        sweep.run(config.resolve(SMALL), larger, 2, directory)
 
 
 @pytest.mark.parametrize(
     ("settings", "grid", "message"),
     [
-        ({"rounds": 8}, RATES, "is a sweep with rounds = 7, got 8."),
-        ({"beta1": 0.5}, RATES, "is a sweep with beta1 = 0.9, got 0.5."),
-        ({}, {"client_lr": [0.1, 0.3]}, "is a sweep over client_lr, eps, got a grid over client_"),
+        ({"rounds": 8}, RATES, "is a run with rounds = 7, got 8"),
+        ({"beta1": 0.5}, RATES, r"is a run with beta1 = 0\.9, got 0\.5"),
+        ({}, {"eps": [0.1, 0.3]}, r"with grid = \['client_lr', 'eps'\], got \['eps'\]"),
     ],
 )
 def test_a_directory_of_another_sweep(finished: Path, settings, grid, message):
@@ -365,17 +367,6 @@ def test_a_directory_of_another_sweep(finished: Path, settings, grid, message):
     with pytest.raises(InputError, match=message):
         sweep.run(config.resolve(SMALL | settings), grid, 2, finished)
     assert (finished / "points.jsonl").read_bytes() == before
-
-
-def test_a_directory_of_a_version_that_measured_less(finished: Path, tmp_path: Path):
-    directory = shutil.copytree(finished, tmp_path / "s")
-    first, *others = lines_of(directory)
-    del first["train_accuracy"]
-    text = "".join(json.dumps(line) + "\n" for line in (first, *others))
-    (directory / "points.jsonl").write_text(text)
-    with pytest.raises(InputError, match="a version that did not measure train_accuracy"):
-        sweep.run(config.resolve(SMALL), RATES, 2, directory)
-    assert (directory / "points.jsonl").read_text() == text
 
 
 def start(directory: Path, *words: str) -> "subprocess.Popen[bytes]":
@@ -410,7 +401,7 @@ def test_kill_and_continue(finished: Path, tmp_path: Path):
     assert start(directory, *words).wait(120) == 0
     assert path.read_bytes().startswith(kept)
     summary = json.loads((directory / "summary.json").read_text())
-    assert summary["runs"] == 12 - len(kept.splitlines())
+    assert summary["runs"] == 12
     for line, other in zip(lines_of(directory), lines_of(finished), strict=True):
         assert (line["hyper"], line["seed"]) == (other["hyper"], other["seed"])
         assert line["train_loss"] == pytest.approx(other["train_loss"], rel=1e-4)
@@ -465,7 +456,7 @@ def test_the_command_prints_the_best_first(fedda, fedda_sweep, tmp_path: Path):
     [
         (["--grid", "local_work=1,5"], "local_work is fixed when a program is compiled, so runs"),
         (["--grid", "units=grad,delta", "algorithm=fedda-adam"], "units is fixed when"),
-        (["--grid", "seed=1,2"], "seed is no hyper-parameter. Say --seeds 3"),
+        (["--grid", "seed=1,2"], "unknown hyper-parameter of fedda-sgdm 'seed'"),
         (["--grid", "client_rl=1,2"], "unknown hyper-parameter of fedda-sgdm 'client_rl'. Did you"),
         (["--grid", "client_lr=0.1,x"], "of fedda-sgdm must be a positive number, got 'x'"),
         (["--grid", "client_lr=0.1,,1"], "of fedda-sgdm must be a positive number, got ''"),
@@ -492,16 +483,16 @@ def test_wrong_input_is_a_message(fedda_sweep, tmp_path: Path, words, message):
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "notes.txt"])
-def test_a_directory_of_something_else(fedda_sweep, tmp_path: Path, name):
+def test_a_directory_of_something_else(fedda, fedda_sweep, tmp_path: Path):
     (tmp_path / "d").mkdir()
-    (tmp_path / "d" / name).touch()
+    (tmp_path / "d" / "notes.txt").touch()
     code, _, err = fedda_sweep("--seeds", "2", "--out", "d")
-    assert code == 2
-    assert "is not empty. Give another --out, or that of a sweep to finish." in err
-    (tmp_path / "d/config.toml").write_text("rounds = 200\n")
-    if name == "metrics.jsonl":
-        assert "holds a run and no sweep" in fedda_sweep("--seeds", "2", "--out", "d")[2]
+    assert (code, [path.name for path in (tmp_path / "d").iterdir()]) == (2, ["notes.txt"])
+    assert "d is not empty. Choose another directory." in err
+    words = [f"{key}={value}" for key, value in SMALL.items()]
+    assert fedda("run", *words, "-q", "--out", "r")[0] == 0
+    _, _, err = fedda_sweep(*words, "--seeds", "2", "--out", "r")
+    assert "r is a run with grid = None, got []" in err
 
 
 @pytest.mark.parametrize(

@@ -808,9 +808,9 @@ def test_a_finished_federation_is_not_trained_again(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"algorithm": "fedprox"}, "algorithm fedavg, got fedprox"),
-        ({"chosen": {"client_lr": 0.5}}, r"client_lr 0\.1, got 0\.5"),
-        ({"seed": 9}, f"seed {SEED}, got 9"),
+        ({"algorithm": "fedprox"}, "is a run with algorithm = 'fedavg', got 'fedprox'"),
+        ({"chosen": {"client_lr": 0.5}}, r"client_lr = '0\.1', got '0\.5'"),
+        ({"seed": 9}, f"seed = '{SEED}', got '9'"),
         (
             {"task": TASK._replace(model=fedda.Model(lambda _: jnp.zeros((6, 2)), apply))},
             "parameter",
@@ -825,6 +825,27 @@ def test_a_folder_with_another_federation_is_left_as_it_is(tmp_path, changes, wo
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     longer = serve(grid(), settings("fedavg", directory=tmp_path))
     assert_same(longer.state, simulated("fedavg").state)
+
+
+@pytest.mark.parametrize("name", ["checkpoints/round-1", "metrics.jsonl", "config.toml"])
+def test_a_damaged_folder_is_refused_and_left_as_it_is(tmp_path, name):
+    serve(grid(), settings("fedavg", rounds=1, directory=tmp_path))
+    (tmp_path / name).write_bytes((tmp_path / name).read_bytes().replace(b"0", b"1", 1))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(InputError, match=f"{tmp_path / name} (is|was changed or) damaged"):
+        serve(grid(), settings("fedavg", directory=tmp_path))
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def test_two_servers_do_not_share_a_folder(tmp_path):
+    def spoil(partition, message, reply):
+        with pytest.raises(InputError, match="is in use by process"):
+            serve(grid(), settings(directory=tmp_path))
+        return [reply]
+
+    assert_same(
+        serve(grid(spoil), settings(directory=tmp_path)).state, simulated("fedda-sgdm").state
+    )
 
 
 def test_a_default_that_is_said_is_no_other_federation(tmp_path):

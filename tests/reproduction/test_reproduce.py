@@ -385,12 +385,17 @@ def test_a_run_is_stopped_when_the_time_is_over_and_goes_on_to_the_same_numbers(
 
 @pytest.mark.parametrize("damage", [Path.unlink, Path.touch, lambda path: path.write_text("[")])
 def test_what_is_kept_of_no_such_run_is_not_taken_for_it(tmp_path, clock, damage):
-    """Without its configuration, it would go on as a run of all the usual settings."""
+    """Nor deleted: whoever has read the message may delete it."""
     run = tiny(algorithm="fedavg")
     fill_by(clock, tmp_path, run, seconds=1.5)
     (written,) = (tmp_path / ".work").glob("fedavg-*/config.toml")
     written.write_text("")
     damage(written)
+    before = sorted((tmp_path / ".work").rglob("*"))
+    (why,) = filled(tmp_path, run)[0].failed.values()
+    assert str(written.parent) in why
+    assert sorted((tmp_path / ".work").rglob("*")) == before
+    shutil.rmtree(written.parent)
     assert len(filled(tmp_path, run)[0].made) == 1
     filled(tmp_path / "whole", run)
     (one,), (whole,) = (cells.read_all(each).found for each in (tmp_path, tmp_path / "whole"))
@@ -522,17 +527,15 @@ def test_a_batch_is_kept_as_it_goes_on_and_only_its_own_members_continue_it(tmp_
     with pytest.raises(KeyboardInterrupt):
         reproduce.fill(runs, tmp_path, tell=interrupted)
     (kept,) = (tmp_path / ".work").glob("together-*")
-    assert json.loads((kept / "members.json").read_text()) == [
-        cells.name(run, None) for run in runs
-    ]
+    assert config.read(kept / "config.toml") == {"members": [cells.name(run, None) for run in runs]}
     _, told = filled(tmp_path / "elsewhere", *runs)
     assert "continued" not in told
     shutil.copytree(kept, tmp_path / "damaged/.work" / kept.name)
-    for path in (tmp_path / "damaged/.work").rglob("*"):  # members.json and the checkpoints
-        if path.is_file():
-            path.write_bytes(b"")
+    for path in (tmp_path / "damaged/.work").rglob("round-*"):
+        path.write_bytes(b"")
     outcome, told = filled(tmp_path / "damaged", *runs)
-    assert len(outcome.made) == 3
+    assert outcome.made == []
+    assert all("is damaged" in why for why in outcome.failed.values())
     assert "continued" not in told
     outcome, told = filled(tmp_path, *runs[:2])
     assert len(outcome.made) == 2
@@ -692,7 +695,7 @@ def test_a_killed_run_goes_on_to_the_same_numbers(tmp_path):
     work = tmp_path / "killed/.work" / cells.name(config.resolve(values), None)
     killed = process(tmp_path / "killed", [values])
     until = time.monotonic() + 600
-    while not (work / "checkpoints/40").exists() and time.monotonic() < until:
+    while not (work / "checkpoints/round-40").exists() and time.monotonic() < until:
         time.sleep(0.01)
     killed.send_signal(signal.SIGKILL)
     killed.communicate()

@@ -242,11 +242,7 @@ def test_checkpoints_hold_it(tmp_path):
     whole = experiment.run(config.resolve(settings), tmp_path / "whole")
     experiment.run(config.resolve(settings), tmp_path / "cut")
     for number in (10, 12):  # as if it had been killed in round 9
-        for path in sorted(
-            (tmp_path / "cut" / "checkpoints" / str(number)).rglob("*"), reverse=True
-        ):
-            path.unlink() if path.is_file() else path.rmdir()
-        (tmp_path / "cut" / "checkpoints" / str(number)).rmdir()
+        (tmp_path / "cut" / "checkpoints" / f"round-{number}").unlink()
     resumed = experiment.resume(tmp_path / "cut")
     assert resumed.notes[-1] == "continued from round 8"
     assert_equal(resumed.result.state, whole.result.state)

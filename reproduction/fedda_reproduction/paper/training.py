@@ -12,11 +12,10 @@ from fedda import algorithms, api, tasks
 from fedda.core import tree
 from fedda.core.tree import PyTree
 from fedda.data import memory as free_memory
-from fedda.errors import InputError
 from fedda.experiments import run as experiment
 from fedda.simulate import grid, train
 from fedda.simulate.grid import Part
-from fedda.tasks import config as configs
+from fedda.storage.provenance import compile_seconds, provenance
 from fedda.tasks.config import Config
 from fedda_reproduction.paper import batches, cells
 
@@ -82,26 +81,16 @@ def alone(config: Config, folder: Path, name: str, tell: Tell, over: Over) -> No
         if progress.row["round"] < progress.rounds and over():
             raise Stopped
 
-    if _is_begun(config, directory):
+    if (directory / "config.toml").exists():
         now = {"checkpoint_every": config.checkpoint_every}  # it may have begun with another
         outcome = experiment.resume(directory, now, told)
     else:
-        shutil.rmtree(directory, ignore_errors=True)  # if anything, what a damaged disk left of it
         outcome = experiment.run(with_memory(config), directory, told)
     for note in outcome.notes:
         tell(f"{words(config)}: {note}")
     clients = tasks.load(config).shards.num_clients
     cells.write(folder, config, outcome.result.history, outcome.summary | {"clients": clients})
     shutil.rmtree(directory)
-
-
-def _is_begun(config: Config, directory: Path) -> bool:
-    """Whether the run of a directory is this one, and not what a damaged file would make of it."""
-    try:
-        written = configs.resolve(configs.read(directory / "config.toml"))
-    except InputError:
-        return False
-    return cells.key(written) == cells.key(config)
 
 
 def with_memory(config: Config) -> Config:
@@ -126,18 +115,19 @@ def several(
     A batch goes on from its last checkpoint, and is stopped and kept at the first evaluation at
     which it is `over`.
     """
-    compiled = experiment.compile_seconds()
+    compiled = compile_seconds()
     problem, setup, _ = experiment.prepare(runs[0])
     hypers = [algorithms.configure(each.algorithm, each.chosen)[1] for each in runs]
     kept: dict[range, batches.Kept] = {}
     # What was stopped together goes on so, though the device may have less room by now.
-    size = len(runs) if batches.place(folder, names).exists() else None
+    size = len(runs) if batches.place(folder, names, len(names)).exists() else None
 
     def told(members: range, what: str) -> None:
         tell(f"{words_together(runs[members.start : members.stop])}: {what}")
 
     def begun(members: range, shapes: PyTree) -> Part | None:
-        kept[members] = batches.Kept(folder, names[members.start : members.stop])
+        size = (*shapes.nonfinite.shape, 1)[0]
+        kept[members] = batches.Kept(folder, names[members.start : members.stop], size)
         part = kept[members].read(shapes)
         if part is not None:
             told(members, f"continued from round {part.round}")
@@ -158,7 +148,7 @@ def several(
         for done in api.train_grid(
             setup, hypers, [each.seed for each in runs], size, reached, begun
         ):
-            compiling = experiment.compile_seconds() - compiled
+            compiling = compile_seconds() - compiled
             compiled += compiling
             share = {"total": done.seconds + compiling, "compile": compiling}
             count = len(done.members)
@@ -172,10 +162,8 @@ def several(
                     **{name: history[-1][name] for name in train.TOTALS},
                     "seconds": {name: value / count for name, value in share.items()},
                     "together": done.size,
-                    "device": experiment.device(),
+                    **provenance(),
                     "devices": 1 if mesh is None else mesh.size,
-                    "versions": experiment.versions(),
-                    "commit": experiment.commit(),
                     "data": dict(problem.data),
                     "clients": problem.shards.num_clients,
                 }

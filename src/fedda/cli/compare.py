@@ -11,10 +11,9 @@ from fedda.cli.report import Threshold, print_rows, write_report
 from fedda.cli.terminal import Json, Out, Quiet, new_directory, note, print_error, training
 from fedda.errors import InputError, MissingExtraError, writing
 from fedda.experiments import compare
-from fedda.experiments import run as experiment
 from fedda.report import statistics
 from fedda.report.runs import read_runs
-from fedda.simulate.result import why_untrained
+from fedda.simulate.run import why_untrained
 from fedda.tasks import config
 
 COMPARED = ("fedavg", "fedprox", "fedda-sgdm", "fedda-adam", "fedda-adagrad")
@@ -46,11 +45,9 @@ def compare_command(
     directory = out_dir or new_directory("compare")
     planned = {} if words or everything or seeds > 1 else compare.written(directory)
     planned = planned or _planned(words, everything, seeds)
-    if not compare.is_there(directory):
-        experiment.check_new(directory, "that of a comparison to finish.")
 
     def hint() -> str:
-        if not compare.is_there(directory):
+        if not (directory / compare.FILE).exists():
             return "Nothing was written."
         return f"Continue with: fedda compare --out {directory}"
 

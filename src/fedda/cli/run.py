@@ -15,7 +15,8 @@ from fedda.experiments import run as experiment
 from fedda.report.runs import read_runs
 from fedda.report.statistics import table
 from fedda.simulate import devices, hosts
-from fedda.simulate.result import why_untrained
+from fedda.simulate.run import why_untrained
+from fedda.storage.provenance import versions
 from fedda.tasks import config
 
 ABOUT_SETTINGS = f"""
@@ -56,7 +57,7 @@ def run_command(
     if use is not None:
         values |= config.parse([f"devices={use}"])
     if coordinator is not None:
-        plan = {"resume": resume is not None, **values, **experiment.versions()}
+        plan = {"resume": resume is not None, **values, **versions()}
         hosts.join(coordinator, together, process, plan, wait)
     elif (together, process) != (1, 0):
         raise InputError("--processes and --process need --coordinator HOST:PORT.")
@@ -64,7 +65,9 @@ def run_command(
         values["devices"] = devices.count()
     quiet |= not hosts.is_first()
     resolved = config.resolve(values if resume is None else {})
-    directory = resume or out_dir or terminal.new_directory(f"{resolved.task}-{resolved.algorithm}")
+    directory = resume or out_dir or Path()
+    if resume is None and out_dir is None and hosts.is_first():
+        directory = terminal.new_directory(f"{resolved.task}-{resolved.algorithm}")
 
     def hint() -> str:
         begun = (directory / "config.toml").exists()

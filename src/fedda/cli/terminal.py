@@ -7,10 +7,11 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
+import click
 import typer
 from rich import box
 from rich.console import Console, JustifyMethod
@@ -19,6 +20,7 @@ from rich.table import Table
 
 from fedda.errors import InputError, is_full
 from fedda.storage import interrupts
+from fedda.storage.files import make_directory
 
 Settings = Annotated[
     list[str] | None,
@@ -168,5 +170,19 @@ def _say_stopped(number: int, hint: str) -> None:
 
 
 def new_directory(name: str) -> Path:
-    """Where results go if nobody says where."""
-    return Path("runs") / f"{time.strftime('%Y-%m-%dT%H-%M-%S')}-{name}"
+    """Make a new directory in `runs`; if it is still empty when the command ends, delete it."""
+    runs, stem = Path("runs"), f"{time.strftime('%Y-%m-%dT%H-%M-%S')}-{name}"
+    runs_is_new = make_directory(runs)
+    path, number = runs / stem, 1
+    while not make_directory(path):  # another process was as fast
+        number += 1
+        path = runs / f"{stem}-{number}"
+
+    def tidy() -> None:
+        with suppress(OSError):  # they are not empty
+            path.rmdir()
+            if runs_is_new:
+                runs.rmdir()
+
+    click.get_current_context().call_on_close(tidy)
+    return path

@@ -1,18 +1,20 @@
 """Successive halving: a row of sweeps, each with fewer points and more rounds than the one before.
 
-They are in `rung-0`, `rung-1`, ... of its directory, so that one that was killed goes on. Beside
-them are `summary.json`, which is the last one's with those before it as `rungs`, and the best point
-as `preset.toml`.
+The sweeps are in `rung-0`, `rung-1`, ... of its directory, so that one that was killed continues.
+Beside them are `summary.json`, which is that of the last with those before it as `rungs`, and the
+best point as `preset.toml`.
 """
 
 import dataclasses
 import itertools
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from fedda.errors import InputError
-from fedda.experiments.sweep import Grid, Progress, check_directory, run, usable, write
+from fedda.experiments.sweep import Grid, Progress, run, usable, write_preset
+from fedda.storage.files import check_empty, locked, write_whole
 from fedda.tasks.config import Config
 
 
@@ -26,31 +28,37 @@ def halve(
     together: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> dict[str, Any]:
-    """Trains all points for few rounds, then the best of them for more.
+    """Train all points for few rounds, then the best of them for more.
 
     Each rung trains the best of the one before, one in `factor`, for `factor` times as many rounds,
-    from the start; the last trains for all rounds. Its summary is returned, with those before it.
+    from the start; the last trains for all rounds.
+
+    Returns:
+        The summary of the last rung, with those of the rungs before it.
     """
     if factor < 2:
         raise InputError(f"--halving must be at least 2, got {factor}.")
-    check_directory(directory, "rung-0", "sweep with --halving")
+    if not (directory / "rung-0").exists():
+        check_empty(directory, "Give another --out, or that of a sweep with --halving to finish.")
     left = list(itertools.product(*grid.values()))
     rungs = 1
     while len(left) > factor**rungs and config.rounds // factor**rungs >= 2:
         rungs += 1
     summaries: list[dict[str, Any]] = []
-    for rung in range(rungs):
-        rounds = config.rounds // factor ** (rungs - 1 - rung)
-        shorter = dataclasses.replace(config, rounds=rounds)
-        where = directory / f"rung-{rung}"
-        found = run(shorter, grid, seeds, where, by, together, on_progress, left)
-        summaries.append(found)
-        good = [point for point in found["ranking"] if usable(point, by)]
-        left = [tuple(point["hyper"].values()) for point in good[: -(-len(left) // factor)]]
-        if not left:
-            break
-    trained = sum(each["rounds"] * len(each["ranking"]) for each in summaries)
-    share = trained / (config.rounds * len(summaries[0]["ranking"]))
-    summary = summaries[-1] | {"rungs": summaries[:-1], "share_of_all_rounds": share}
-    write(directory, config, summary)
+    with locked(directory):
+        for rung in range(rungs):
+            rounds = config.rounds // factor ** (rungs - 1 - rung)
+            shorter = dataclasses.replace(config, rounds=rounds)
+            where = directory / f"rung-{rung}"
+            summary = run(shorter, grid, seeds, where, by, together, on_progress, left)
+            summaries.append(summary)
+            good = [point for point in summary["ranking"] if usable(point, by)]
+            left = [tuple(point["hyper"].values()) for point in good[: -(-len(left) // factor)]]
+            if not left:
+                break
+        trained = sum(rung["rounds"] * len(rung["ranking"]) for rung in summaries)
+        share = trained / (config.rounds * len(summaries[0]["ranking"]))
+        summary |= {"rungs": summaries[:-1], "share_of_all_rounds": share}
+        write_whole(directory / "summary.json", json.dumps(summary, indent=2) + "\n")
+        write_preset(directory, config, summary)
     return summary

@@ -1,20 +1,18 @@
 """A sweep: every point of one algorithm's grid, trained together, and the best by a stated rule.
 
-A sweep's directory holds `config.toml` (what all points share), `points.jsonl` (a line for each
-point and seed: its values, its last row and its failures) and, at the end, `summary.json` and the
-best point as `preset.toml`, a configuration that `fedda run` takes. The lines of a batch are there
-or not, never a part of them, so a sweep that was killed goes on where it was. The `train_loss` of a
-line is the mean over the last rounds, which is what the FedDA paper and FedOpt's choose by: over
-100 of them, or half of all where there are fewer than 200. What is published with FedOpt's code
-says training accuracy instead: `train_accuracy`, over the same rounds. Both are of the examples
-that clients visit, before each of their steps.
+A sweep's directory is a run directory, with `points.jsonl` in place of the metrics: a line for each
+point and seed, with its values, its last row and its failures. A sweep that was killed continues
+after the last batch of points that was finished. `config.toml` has what all points share, and
+`preset.toml` the best point, as a configuration that `fedda run` takes.
+
+The `train_loss` of a line is the mean over the last rounds, by which the papers of FedDA and FedOpt
+choose: over 100 of them, or half of all if there are fewer than 200. The code of FedOpt chooses by
+training accuracy: `train_accuracy`, over the same rounds. Both are of the examples that clients
+visit, before each of their steps.
 """
 
 import dataclasses
-import itertools
-import json
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,35 +23,12 @@ from fedda.experiments import run as experiment
 from fedda.report import statistics
 from fedda.simulate.grid import Part
 from fedda.simulate.train import TOTALS, Row, averaged
-from fedda.storage.files import json_numbers, read_json, read_rows, write_whole
-from fedda.storage.schema import NUMBER_OR_NULL
+from fedda.storage.directory import RunDirectory
+from fedda.storage.files import json_numbers, write_whole
 from fedda.tasks import config as configs
 from fedda.tasks.config import Config
 
 Grid = Mapping[str, Sequence[float]]
-
-# A line of `points.jsonl`.
-POINT = {
-    "hyper": {...: float},
-    "seed": int,
-    "round": int,
-    "train_loss": NUMBER_OR_NULL,
-    "loss": NUMBER_OR_NULL,
-    "failures": int,
-    ...: NUMBER_OR_NULL,
-}
-# What `summary.json` says of how a sweep was made.
-HOW = {
-    "runs": int,
-    "together": [int],
-    "runs_x_rounds_per_second": NUMBER_OR_NULL,
-    "seconds": {...: float},
-    "data": dict,
-    "precision": str,
-    "device": str,
-    "versions": {...: str},
-    "commit": str,
-}
 
 
 class Point(NamedTuple):
@@ -83,93 +58,94 @@ def run(
     on_progress: Callable[[Progress], None] | None = None,
     only: Iterable[tuple[float, ...]] | None = None,
 ) -> dict[str, Any]:
-    """Trains what its directory does not hold yet of a sweep, and returns the summary.
+    """Train the points of a sweep that its directory does not hold yet.
 
-    `only` are the points of the grid that are wanted, if not all are.
+    Args:
+        config: What all points share.
+        grid: The values of each hyper-parameter.
+        seeds: The number of seeds, from that of the configuration.
+        directory: A new directory, or one of a sweep with the same configuration.
+        by: What the points are ranked by.
+        together: The number of runs to train at a time. None takes as many as fit in memory.
+        on_progress: Called after every evaluation.
+        only: The points of the grid to train, if not all of them.
+
+    Returns:
+        The summary.
     """
-    started, compiled = time.perf_counter(), experiment.compile_seconds()
-    asked = config
-    config = dataclasses.replace(config, eval_every=evaluate_every(config.rounds), late_every=0)
-    wanted = _points(config, grid, seeds)
+    sparse = dataclasses.replace(config, eval_every=evaluate_every(config.rounds), late_every=0)
+    wanted = _points(sparse, grid, seeds)
     if only is not None:
         wanted = {point: hyper for point, hyper in wanted.items() if point.values in set(only)}
-    problem, setup, _ = experiment.prepare(config)  # before anything is written
+    problem, setup, _ = experiment.prepare(sparse)  # before anything is written
     api.check_on_device(setup)
     metric = problem.metrics[0]
     setup = setup._replace(task=setup.task._replace(train_metrics=(metric,)))
     rules = {"train_loss": False, "loss": False}  # whether more is better
-    trained = f"train_{metric.__name__}"
-    rules |= dict.fromkeys((trained, metric.__name__), problem.higher_is_better)
+    rules |= dict.fromkeys((f"train_{metric.__name__}", metric.__name__), problem.higher_is_better)
     if by not in rules:
         raise unknown("rule to choose by", by, rules)
-    lines = _opened(directory, config, grid, (trained, metric.__name__))
-    left = [point for point in wanted if point not in lines]
+    shared = {name: value for name, value in sparse.flat().items() if name not in grid}
+    settings = {"grid": list(grid), **shared}
+    with RunDirectory(directory, settings, api.CHANGEABLE, "points.jsonl") as kept:
+        found = kept.read_back(lambda: ())
+        new: dict[str, Any] = {"runs": 0, "together": [], "training": 0.0}
+        done = new if found is None else found.progress
+        lines = {_point(line): line for line in kept.history}
+        left = [point for point in wanted if point not in lines]
 
-    def tell(members: range, part: Part) -> None:
-        if on_progress is not None:
-            done = len(wanted) - len(left) + members.start
-            on_progress(Progress(done, len(wanted), len(members), part.round, config.rounds))
+        def tell(members: range, part: Part) -> None:
+            if on_progress is not None:
+                finished = len(wanted) - len(left) + members.start
+                counts = (len(wanted), len(members), part.round, sparse.rounds)
+                on_progress(Progress(finished, *counts))
 
-    sizes, seconds = [], 0.0
-    hypers, left_seeds = [wanted[point] for point in left], [point.seed for point in left]
-    for batch in api.train_grid(setup, hypers, left_seeds, together, tell) if left else ():
-        for i, history in zip(batch.members, batch.histories, strict=True):
-            lines[left[i]] = _line(grid, left[i], history[-1])
-        text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines.values())
-        write_whole(directory / "points.jsonl", text)
-        sizes.append(batch.size)
-        seconds += batch.seconds
-    ranking = rank([lines[point] for point in wanted], grid, by, rules[by])
-    summary: dict[str, Any] = {
-        "algorithm": config.algorithm,
-        "task": config.task,
-        "rounds": config.rounds,
-        "grid": {name: list(values) for name, values in grid.items()},
-        "seeds": list(range(config.seed, config.seed + seeds)),
-        "by": by,
-        "higher_is_better": rules[by],
-        "averaged_rounds": averaged(config.rounds),
-        "best": ranking[0] if usable(ranking[0], by) else None,
-        "ranking": ranking,
-    }
-    how: dict[str, Any] = {
-        "runs": len(left),  # of this process; a sweep that was continued had others before
-        "together": sizes,
-        "runs_x_rounds_per_second": len(left) * config.rounds / seconds if left else None,
-        "seconds": {
-            "total": time.perf_counter() - started,
-            "compile": experiment.compile_seconds() - compiled,
-            "training": seconds,
-        },
-        "data": dict(problem.data),
-        "precision": config.precision,
-        "device": experiment.device(),
-        "versions": experiment.versions(),
-        "commit": experiment.commit(),
-    }
-    path = directory / "summary.json"
-    if not left and path.exists():
-        try:
-            old = read_json(path, HOW)
-        except ValueError as error:
-            raise InputError(
-                f"{path} is damaged: {error}. Delete it, and the same command writes it again."
-            ) from error
-        how = {name: old[name] for name in how}  # it names the versions that did the work
-    write(directory, asked, summary | how)
-    return summary | how
+        hypers, left_seeds = [wanted[point] for point in left], [point.seed for point in left]
+        for batch in api.train_grid(setup, hypers, left_seeds, together, tell) if left else ():
+            for i, history in zip(batch.members, batch.histories, strict=True):
+                kept.log(_line(grid, left[i], history[-1]))
+                lines[left[i]] = kept.history[-1]
+            done = {
+                "runs": done["runs"] + len(batch.members),
+                "together": [*done["together"], batch.size],
+                "training": done["training"] + batch.seconds,
+            }
+            kept.save(len(lines), (), done)
+            kept.wait()
+        ranking = rank([lines[point] for point in wanted], grid, by, rules[by])
+        summary = kept.finish(
+            lambda: {
+                "algorithm": config.algorithm,
+                "task": config.task,
+                "rounds": config.rounds,
+                "grid": {name: list(values) for name, values in grid.items()},
+                "seeds": list(range(config.seed, config.seed + seeds)),
+                "by": by,
+                "higher_is_better": rules[by],
+                "averaged_rounds": averaged(config.rounds),
+                "best": ranking[0] if usable(ranking[0], by) else None,
+                "ranking": ranking,
+                "runs": done["runs"],
+                "together": done["together"],
+                "runs_x_rounds_per_second": done["runs"] * config.rounds / done["training"],
+                "data": dict(problem.data),
+                "precision": config.precision,
+            }
+        )
+        write_preset(directory, config, summary)
+    return summary
 
 
-def write(directory: Path, config: Config, summary: Mapping[str, Any]) -> None:
-    """Writes what came out of a sweep, and its best point as a configuration, if there is one."""
-    write_whole(directory / "summary.json", json.dumps(summary, indent=2) + "\n")
-    if summary["best"] is not None:
-        chosen = {**config.chosen, **summary["best"]["hyper"]}
-        points = math.prod(map(len, summary["grid"].values()))
-        seeds = ", ".join(map(str, summary["seeds"]))
-        told = f"# fedda sweep chose it by {summary['by']}. Points: {points}. Seeds: {seeds}.\n"
-        best = configs.dump(dataclasses.replace(config, chosen=chosen))
-        write_whole(directory / "preset.toml", told + best)
+def write_preset(directory: Path, config: Config, summary: Mapping[str, Any]) -> None:
+    """Write the best point of a sweep as a configuration, if there is one."""
+    if summary["best"] is None:
+        return
+    chosen = {**config.chosen, **summary["best"]["hyper"]}
+    points = math.prod(map(len, summary["grid"].values()))
+    seeds = ", ".join(map(str, summary["seeds"]))
+    how = f"# fedda sweep chose it by {summary['by']}. Points: {points}. Seeds: {seeds}.\n"
+    best = configs.dump(dataclasses.replace(config, chosen=chosen))
+    write_whole(directory / "preset.toml", how + best)
 
 
 def evaluate_every(rounds: int) -> int:
@@ -182,24 +158,13 @@ def evaluate_every(rounds: int) -> int:
 
 def _points(config: Config, grid: Grid, seeds: int) -> dict[Point, Any]:
     """Every point of the grid with every seed, and its `Hyper`, checked."""
-    if "seed" in grid:
-        raise InputError("seed is no hyper-parameter. Say --seeds 3, and seed=0 for the first.")
-    options = algorithms.options(config.algorithm)
-    api.check_traced(grid, (*configs.FIELDS, *config.options, *options))
-    api.check_seed(config.seed + seeds - 1)
-    chosen = {name: value for name, value in config.chosen.items() if name in options}
-    record = algorithms.get(config.algorithm, **chosen)
-    base = {name: value for name, value in config.chosen.items() if name not in options}
-    hypers = [
-        algorithms.hyper(config.algorithm, record, base | dict(zip(grid, values, strict=True)))
-        for values in itertools.product(*grid.values())
-    ]
+    record, base = algorithms.configure(config.algorithm, config.chosen)
+    wanted = range(config.seed, config.seed + seeds)
+    planned = api.grid_points(config.algorithm, record, base._asdict(), grid, wanted)
     points = {
-        Point(tuple(getattr(hyper, name) for name in grid), seed): hyper
-        for hyper in hypers
-        for seed in range(config.seed, config.seed + seeds)
+        Point(tuple(getattr(hyper, name) for name in grid), seed): hyper for hyper, seed in planned
     }
-    if len(points) < len(hypers) * seeds:
+    if len(points) < len(planned):
         raise InputError("the grid must not hold a value twice: leave one of the two out.")
     if len(points) < 2:
         raise InputError(
@@ -219,51 +184,8 @@ def _line(grid: Grid, point: Point, row: Row) -> Row:
     }
 
 
-def _opened(
-    directory: Path, config: Config, grid: Grid, measured: Sequence[str]
-) -> dict[Point, Row]:
-    """What earlier processes wrote in this directory; one that is new is started."""
-    path = directory / "config.toml"
-    check_directory(directory, path.name)
-    if not path.exists():
-        directory.mkdir(parents=True, exist_ok=True)
-        write_whole(path, configs.dump(config))
-        return {}
-    if (directory / "metrics.jsonl").exists():
-        raise InputError(f"{directory} holds a run and no sweep. Give another --out.")
-    ours = config.flat()
-    for name, value in configs.resolve(configs.read(path)).flat().items():
-        if name not in grid and ours.get(name) != value:
-            raise InputError(
-                f"{directory} is a sweep with {name} = {value!r}, got {ours.get(name)!r}. "
-                "A sweep may get more points but keeps its configuration: give another --out."
-            )
-    lines = {}
-    found = read_rows(directory / "points.jsonl", POINT)
-    if found.is_damaged:
-        raise InputError(
-            f"line {len(found.rows) + 1} of {directory / 'points.jsonl'} is damaged. Delete it, "
-            "and the same command trains that point again."
-        )
-    for line in found.rows:
-        if line["hyper"].keys() != grid.keys():
-            raise InputError(
-                f"{directory} is a sweep over {', '.join(line['hyper']) or 'seeds'}, got a grid "
-                f"over {', '.join(grid) or 'seeds'}. Give another --out."
-            )
-        if missing := [name for name in measured if name not in line]:
-            raise InputError(
-                f"{directory} is a sweep of a version that did not measure {missing[0]}. Give "
-                "another --out."
-            )
-        lines[Point(tuple(line["hyper"][name] for name in grid), line["seed"])] = line
-    return lines
-
-
-def check_directory(directory: Path, first: str, kind: str = "sweep") -> None:
-    """Refuses what is neither empty nor has what such a sweep writes there first."""
-    if not (directory / first).exists():
-        experiment.check_new(directory, f"that of a {kind} to finish.")
+def _point(line: Row) -> Point:
+    return Point(tuple(line["hyper"].values()), line["seed"])
 
 
 def rank(lines: Iterable[Row], grid: Grid, by: str, higher_is_better: bool) -> list[dict[str, Any]]:

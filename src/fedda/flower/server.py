@@ -9,6 +9,7 @@ After each round everything is saved, and a server that is started again goes on
 import logging
 from collections import Counter, deque
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,12 +29,13 @@ from fedda.flower import messages as wire
 from fedda.flower.aggregation import RECENT, Halted, NotFinite, Size, Summed, add_up, plain_sum
 from fedda.flower.messages import Refused
 from fedda.flower.settings import Method, Settings, method
-from fedda.flower.state import Progress, Records
+from fedda.flower.state import Progress
 from fedda.flower.transport import Mail
 from fedda.flower.unmasking import secure_sum
 from fedda.simulate import train as simulate
 from fedda.simulate.cohort import draw_cohort
 from fedda.simulate.train import Row
+from fedda.storage.directory import RunDirectory
 
 log = logging.getLogger("fedda.flower")
 
@@ -66,16 +68,22 @@ def serve(grid: Grid, settings: Settings) -> Served:
     """
     chosen = method(settings)
     first = chosen.first_state(settings)
-    with Records(settings.directory, chosen.identity(settings)) as records:
-        state, progress = records.read_back(first)
+    with RunDirectory(settings.directory, chosen.identity(settings)) as kept:
+        found = kept.read_back(lambda: first)
+        state = first if found is None else jax.tree.map(jnp.asarray, found.run)
+        progress = Progress() if found is None else Progress(**found.progress)
         if 0 < progress.round < settings.rounds:
             progress.event("restarts", "continued from round %d", progress.round)
         server = Server(grid, settings, chosen, state, progress)
         server.mail.gather(settings.nodes or settings.cohort)
         while progress.round < settings.rounds:
             server.do_round()
-            records.add(server.row(), server.state, progress)
-        records.finish(server.summary())
+            kept.log(server.row())
+            kept.save(progress.round, server.state, asdict(progress))
+            kept.wait()  # a server that is killed now need not repeat the round
+            while kept.notes:
+                log.warning(kept.notes.pop())
+        kept.finish(server.summary)
     if progress.skipped_rounds == progress.round:
         raise InputError(
             f"all of the {progress.round} rounds were skipped, so the model was not trained. "
@@ -83,7 +91,7 @@ def serve(grid: Grid, settings: Settings) -> Served:
             "in the log why the replies were refused; it names the clients."
         )
     by_client = progress.events_by_client
-    return Served(server.state, records.history, Counter(progress.events), by_client)
+    return Served(server.state, kept.history, Counter(progress.events), by_client)
 
 
 class Server:

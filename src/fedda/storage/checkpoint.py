@@ -1,193 +1,145 @@
-"""Checkpoints of a run, kept by Orbax: each is written whole or not at all.
+"""The format of a checkpoint: one file, which verifies itself.
 
-A checkpoint holds the run's pytree and a small dictionary of plain numbers.
+A file holds a line of JSON with the round, the caller's notes, and the name, type and shape of
+every array; then the bytes of the arrays; then the SHA-256 of all of that. It gets its name when it
+is whole.
 """
 
-import errno
-import logging
-import os
-import shutil
-import sys
-from contextlib import suppress
-from functools import lru_cache
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 
 from fedda.core.tree import PyTree
-from fedda.data import memory as free_memory
-from fedda.storage import interrupts
+from fedda.errors import InputError
+from fedda.storage.files import replacing
 
-KEPT = 3  # more than one, so that a damaged file costs some rounds and not the run
-COPIES = 3  # on the host while a checkpoint is made: of JAX, if it is on a device; ours; of Orbax
+DIGEST = hashlib.sha256().digest_size
 
 
 class Checkpoint(NamedTuple):
+    """A run after some of its rounds, and what was noted with it."""
+
     round: int
     run: PyTree
-    numbers: dict[str, Any]
+    notes: dict[str, Any]
+
+    @property
+    def progress(self) -> dict[str, Any]:
+        """What the run itself noted."""
+        return self.notes["progress"]
 
 
-class Checkpoints:
-    """The checkpoints in one directory."""
-
-    def __init__(self, directory: Path) -> None:
-        _silence_orbax()
-        directory.mkdir(parents=True, exist_ok=True)
-        self._directory = directory.absolute()
-        self._manager = self._new_manager()
-        self._saving: int | None = None  # the round whose checkpoint is being written
-        interrupts.finish_first.append(self._finish)
-
-    def _new_manager(self) -> ocp.CheckpointManager:
-        # Of several processes only the first keeps checkpoints: Orbax must not wait for the others.
-        alone = ocp.options.MultiprocessingOptions(active_processes={0})
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=KEPT,
-            create=False,
-            cleanup_tmp_directories=True,  # of a process that was killed, or a save that failed
-            multiprocessing_options=alone,
-        )
-        return ocp.CheckpointManager(self._directory, options=options)
-
-    def save(self, round_number: int, run: PyTree, numbers: dict[str, Any]) -> list[str]:
-        """Copy the run, and write the copy while the run goes on; `close` waits for it.
-
-        Returns:
-            A note on each checkpoint that could not be written: this one, or the one before it. A
-            full disk or too little memory does not end the run.
-        """
-        with interrupts.critical():  # Orbax's threads would report Ctrl-C as an error
-            notes = self.wait()  # then the copies of the checkpoint before are gone
-            if why := self._no_room(run):
-                return [*notes, f"no checkpoint of round {round_number}: {why}"]
-            arrays = [np.array(leaf) for leaf in jax.tree.leaves(run)]
-            # Orbax refuses empty arrays, and none is needed to know that there is nothing.
-            leaves = {str(i): array for i, array in enumerate(arrays) if array.size}
-            items = ocp.args.Composite(
-                run=ocp.args.StandardSave(leaves), numbers=ocp.args.JsonSave(numbers)
-            )
-            self._saving = round_number
-            try:
-                self._manager.save(round_number, args=items, force=True)
-            except Exception as error:
-                notes.append(self._given_up(error))
-        return notes
-
-    def _given_up(self, error: Exception) -> str:
-        """Forget the checkpoint that could not be written; returns a note on it."""
-        note = (
-            f"no checkpoint of round {self._saving}: cannot write to {self._directory} "
-            f"({_reason(error)})"
-        )
-        with suppress(Exception):  # it has failed for good
-            self._manager.close()
-        self._manager, self._saving = self._new_manager(), None
-        return note
-
-    def _no_room(self, run: PyTree) -> str:
-        """Why a run cannot be saved, if so."""
-        # Client memory on the host is asked whole: its leaves would be a copy already.
-        parts = jax.tree.leaves(run, is_leaf=lambda part: hasattr(part, "nbytes"))
-        size = sum(part.nbytes for part in parts)
-        for what, needed, free in (
-            ("disk", size, shutil.disk_usage(self._manager.directory).free),
-            ("memory", COPIES * size, free_memory.of_host()),
-        ):
-            if needed > free:
-                return f"it takes {needed / 1e9:.3g} GB of {what}, and {free / 1e9:.3g} GB are free"
-        return ""
-
-    def newest_whole(self, like: PyTree, written: int) -> tuple[Checkpoint | None, list[str]]:
-        """The newest checkpoint that can be read, and a note on each that could not.
-
-        `like` has the structure and types of the run. Also passed over are checkpoints that
-        promise more of the metrics file than the bytes that are `written` whole.
-        """
-        wanted, structure = jax.tree.flatten(like)
-        notes = []
-        for number in sorted(self._manager.all_steps(), reverse=True):
-            try:
-                found = self._manager.restore(
-                    number,
-                    args=ocp.args.Composite(
-                        run=ocp.args.StandardRestore(), numbers=ocp.args.JsonRestore()
-                    ),
-                )
-                leaves = [
-                    np.asarray(found.run.get(str(i), np.zeros((0, *leaf.shape[1:]), leaf.dtype)))
-                    for i, leaf in enumerate(wanted)
-                ]
-                for leaf, other in zip(leaves, wanted, strict=True):
-                    if (leaf.dtype, leaf.shape[1:]) != (other.dtype, other.shape[1:]):
-                        raise ValueError(
-                            f"got {leaf.dtype}{leaf.shape} for {other.dtype}{other.shape}"
-                        )
-            except Exception as error:  # Orbax raises many kinds, all of which mean damage here
-                notes.append(
-                    f"passed over the damaged checkpoint of round {number} ({_reason(error)})"
-                )
-                continue
-            if found.numbers["metrics_bytes"] > written:
-                notes.append(
-                    f"passed over the checkpoint of round {number}: metrics.jsonl is shorter"
-                )
-                continue
-            run = jax.tree.unflatten(structure, leaves)
-            return Checkpoint(number, run, found.numbers), notes
-        return None, notes
-
-    def drop_after(self, round_number: int) -> None:
-        """Deletes the checkpoints of later rounds: those rounds are about to be run again."""
-        for number in self._manager.all_steps():
-            if number > round_number:
-                self._manager.delete(number)
-
-    def wait(self) -> list[str]:
-        """Wait until the last checkpoint is written; returns a note if it could not be."""
-        try:
-            self._manager.wait_until_finished()
-        except Exception as error:  # Orbax raises many kinds here, too
-            return [self._given_up(error)]
-        self._saving = None
-        return []
-
-    def close(self) -> list[str]:
-        """As `wait`, and end Orbax's threads."""
-        notes = self.wait()
-        self._manager.close()
-        interrupts.finish_first.remove(self._finish)
-        return notes
-
-    def _finish(self) -> None:
-        self._manager.wait_until_finished()
+def on_host(run: PyTree) -> dict[str, np.ndarray]:
+    """Return the arrays of a run by name; those of JAX are copied, as programs reuse them."""
+    return {
+        jax.tree_util.keystr(path): np.array(_data(leaf), copy=isinstance(leaf, jax.Array) or None)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(run)
+    }
 
 
-@lru_cache
-def _silence_orbax() -> None:
-    """Keep Orbax from printing; `save` and `close` return an error as one line.
+def write(path: Path, number: int, arrays: Mapping[str, np.ndarray], notes: Any) -> None:
+    """Write the checkpoint of a round."""
+    about = [(name, str(array.dtype), array.shape) for name, array in arrays.items()]
+    header = json.dumps({"round": number, "arrays": about, "notes": notes})
+    digest = hashlib.sha256()
+    parts: list[bytes | memoryview] = [f"{header}\n".encode(), *map(_as_bytes, arrays.values())]
+    with replacing(path) as file:
+        for part in parts:
+            file.write(part)
+            digest.update(part)
+        file.write(digest.digest())
 
-    It logs every step of a save, and an error with pages of tracebacks before it raises it. Below
-    it, TensorStore prints an error for each write that is pending when another has failed. Both are
-    silenced for the whole process.
+
+def read(path: Path) -> bytes:
+    """Return the content of a checkpoint file.
+
+    Raises:
+        InputError: The file is damaged.
     """
-    logging.getLogger("absl").setLevel(logging.CRITICAL)
-    usual = sys.unraisablehook
+    content = path.read_bytes()
+    if hashlib.sha256(memoryview(content)[:-DIGEST]).digest() != content[-DIGEST:]:
+        raise InputError(
+            f"{path} is damaged: its checksum does not match. Nothing was changed. Delete this "
+            "file to continue from the checkpoint before it, if there is one, or else from the "
+            "beginning."
+        )
+    return content
 
-    def hook(lost: "sys.UnraisableHookArgs") -> None:
-        if str(lost.exc_value) != "Event loop is closed":
-            usual(lost)
 
-    sys.unraisablehook = hook
+def decode(content: bytes, like: PyTree, where: str) -> Checkpoint:
+    """Return the checkpoint that a file holds.
+
+    Args:
+        content: The content of the file, verified.
+        like: A tree with the structure, types and shapes that are expected. Where its arrays have
+            length 0, those of the checkpoint may have any length.
+        where: The directory, for an error.
+
+    Raises:
+        InputError: The arrays are of other types or shapes.
+    """
+    position = content.index(b"\n") + 1
+    header = json.loads(content[:position])
+    named = jax.tree_util.tree_leaves_with_path(like)
+    expected = [
+        [jax.tree_util.keystr(path), str(data.dtype), list(data.shape)]
+        for path, data in ((path, _data(leaf)) for path, leaf in named)
+    ]
+    nothing: list[Any] = ["no", "array", ""]
+    for found, wanted in itertools.zip_longest(header["arrays"], expected, fillvalue=nothing):
+        fixed = 1 if wanted[2][:1] == [0] else 0  # the first axis of which the length counts
+        if [*found[:2], found[2][fixed:]] != [*wanted[:2], wanted[2][fixed:]]:
+            raise InputError(
+                f"{where} holds a run of another model, or of JAX with another jax_enable_x64: its "
+                f"checkpoint of round {header['round']} has {_text(found)}, and this run "
+                f"{_text(wanted)}. Nothing was changed. Use what the run was begun with, or choose "
+                "another directory."
+            )
+    arrays: list[Any] = []
+    for (_, dtype, shape), (_, leaf) in zip(header["arrays"], named, strict=True):
+        array = np.frombuffer(content, jnp.dtype(dtype), math.prod(shape), position)
+        position += array.nbytes
+        arrays.append(array.reshape(shape))
+        if _is_key(leaf):
+            impl = jax.random.key_impl(jnp.empty((), leaf.dtype))
+            arrays[-1] = jax.random.wrap_key_data(arrays[-1], impl=impl)
+    run = jax.tree.unflatten(jax.tree.structure(like), arrays)
+    return Checkpoint(header["round"], run, header["notes"])
 
 
-def _reason(error: Exception) -> str:
-    """One line about an error of Orbax, whose texts may be pages long."""
-    text = str(error)
-    for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        if os.strerror(number) in text:
-            return os.strerror(number)
-    return text.splitlines()[0][:200] if text else type(error).__name__
+def digest(tree: PyTree) -> str:
+    """Return the SHA-256 of the types, shapes and numbers of a tree of arrays."""
+    found = hashlib.sha256()
+    for array in map(np.asarray, map(_data, jax.tree.leaves(tree))):
+        found.update(f"{array.dtype}{array.shape}".encode())
+        found.update(_as_bytes(array))
+    return found.hexdigest()
+
+
+def _as_bytes(array: np.ndarray) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def _text(array: Sequence[Any]) -> str:
+    return "{} {}{}".format(*array)
+
+
+def _data(leaf: Any) -> Any:
+    """Return an array or its shape and type; of random keys, those of the numbers behind them."""
+    if not _is_key(leaf):
+        return leaf
+    keys = isinstance(leaf, jax.Array)
+    return jax.random.key_data(leaf) if keys else jax.eval_shape(jax.random.key_data, leaf)
+
+
+def _is_key(leaf: Any) -> bool:
+    has_type = isinstance(leaf, jax.Array | jax.ShapeDtypeStruct)
+    return has_type and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)

@@ -1,16 +1,28 @@
-"""Files that a killed process must not leave in halves."""
+"""Files and directories that stay whole if the process is killed or the machine loses power.
 
+A file is replaced in one step. Files and the directories that name them are flushed to the disk.
+`locked` lets one process at a time write to a directory.
+"""
+
+import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from io import FileIO
+import platform
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
+import filelock
+
+from fedda.errors import InputError
 from fedda.storage import interrupts
 from fedda.storage.schema import NUMBER_OR_NULL, mismatch
+
+LOCK = ".lock"
 
 # A line of `metrics.jsonl` in a run directory.
 EVALUATION = {
@@ -22,21 +34,170 @@ EVALUATION = {
     ...: NUMBER_OR_NULL,
 }
 
+# ------------------------------------------------------------------------------------ directories
 
-@interrupts.critical()
-def write_whole(path: Path, text: str) -> None:
-    """Writes a file so that a reader finds the old content or the new one, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+
+def sync(path: Path) -> None:
+    """Flush a file to the disk; of a directory, its entries: made, renamed and deleted files."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_directory(path: Path) -> bool:
+    """Make a directory and its parents. Returns whether it is new."""
+    if path.is_dir():
+        return False
+    make_directory(path.absolute().parent)
+    with suppress(FileExistsError):  # another process made it; or it is a file, which is refused
+        path.mkdir()
+        sync(path.absolute().parent)
+        return True
+    return False
+
+
+def check_empty(path: Path, advice: str) -> None:
+    """Refuse a directory that holds anything.
+
+    Hidden files do not count: a process that is killed in its first moment leaves a lock, and a
+    part of a file.
+    """
+    if path.exists() and not path.is_dir():
+        raise InputError(f"{path} is a file. {advice}")
+    if path.exists() and any(not entry.name.startswith(".") for entry in path.iterdir()):
+        raise InputError(f"{path} is not empty. {advice}")
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Keep other processes out of a directory until the end of the block.
+
+    A directory that is missing is made, and deleted again if nothing was written to it. The system
+    gives up the lock of a process that is killed.
+
+    Raises:
+        InputError: Another process, or another part of this one, holds the lock.
+    """
+    is_new, path = make_directory(directory), directory / LOCK
+    lock = filelock.FileLock(path, timeout=0, thread_local=False)
+    try:
+        lock.acquire()
+    except filelock.Timeout:
+        holder = ""
+        with suppress(OSError):  # it may have been given up this moment
+            holder = path.read_text(encoding="utf-8")
+        holder = holder or "another process"
+        raise InputError(
+            f"{directory} is in use by {holder}. Wait until that has finished, or stop it; then "
+            "run the same command again. Or choose another directory."
+        ) from None
+    try:
+        path.write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
+        yield
+    finally:
+        with suppress(OSError):  # as when the directory was deleted meanwhile
+            os.truncate(path, 0)
+            if [entry.name for entry in directory.iterdir()] == [LOCK]:
+                path.unlink()
+                if is_new:
+                    directory.rmdir()
+        lock.release()
+
+
+# ------------------------------------------------------------------------------------------ files
+
+
+@contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """Name the file in an error that names none, as the system's does when a disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def part_of(name: str, process: int | str = "*") -> str:
+    """Return the name under which a process writes a file before it is whole."""
+    folder, _, file = name.rpartition("/")
+    return os.path.join(folder, f".{file}.{process}.part")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Write a file so that a reader finds the old content or the new one, never a part."""
+    temporary = path.with_name(part_of(path.name, os.getpid()))
+    try:
+        with open(temporary, "wb") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+        sync(path.absolute().parent)
     except OSError as error:  # nobody knows the temporary file, so the folder is named
         raise OSError(error.errno, error.strerror, str(path.absolute().parent)) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def append(path: Path, line: bytes) -> None:
+    """Add a line to a file."""
+    with naming(path), open(path, "ab") as file:
+        file.write(line)
+
+
+@interrupts.critical()
+def write_whole(path: Path, text: str) -> None:
+    """Replace a text file in one step."""
+    with replacing(path) as file:
+        file.write(text.encode())
+
+
+def sealed(text: str) -> str:
+    """Return a TOML text with its checksum in the first line, which `read_sealed` verifies."""
+    return f"# Do not edit. sha256: {hashlib.sha256(text.encode()).hexdigest()}\n{text}"
+
+
+def read_sealed(path: Path) -> str:
+    """Return the text of a file that was written as `sealed` text.
+
+    Raises:
+        InputError: The file was changed since.
+    """
+    content = path.read_bytes()
+    text = content.partition(b"\n")[2].decode(errors="replace")
+    if sealed(text).encode() != content:
+        raise InputError(
+            f"{path} was changed or damaged after it was written, or is of another version of "
+            "fedda: its checksum does not match. Restore it, or choose another directory."
+        )
+    return text
+
+
+def toml(values: Mapping[str, Any]) -> str:
+    """Return numbers, texts and lists as TOML, which writes them as JSON does.
+
+    Raises:
+        InputError: The text would not read back as the same values.
+    """
+    text = "".join(
+        f"{name if re.fullmatch('[A-Za-z0-9_-]+', name) else json.dumps(name)} = "
+        f"{json.dumps(value, ensure_ascii=False)}\n"
+        for name, value in values.items()
+    )
+    try:
+        same = tomllib.loads(text) == values
+    except ValueError:
+        same = False
+    if not same:
+        raise InputError(
+            "this configuration cannot be kept: config.toml would not read back as it is. Give "
+            "finite numbers, and text without control characters."
+        )
+    return text
 
 
 def read_json(path: Path, spec: Any) -> Any:
@@ -59,26 +220,6 @@ def _parsed(text: str | bytes) -> Any:
     # Half of a pair of code units cannot be printed, nor written to another file.
     json.dumps(content, ensure_ascii=False).encode()
     return content
-
-
-@contextmanager
-def naming(path: str | Path) -> Iterator[None]:
-    """Name the file in an error that names none, as the system's does when a disk is full."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is not None or error.errno is None:
-            raise
-        raise OSError(error.errno, error.strerror, str(path)) from error
-
-
-def append(file: FileIO, line: bytes, sync: bool) -> None:
-    """Write a line to an unbuffered file, and to the disk if it is to `sync`."""
-    with naming(file.name):
-        while line:
-            line = line[file.write(line) :]
-        if sync:
-            os.fsync(file.fileno())
 
 
 class Rows(NamedTuple):
@@ -114,8 +255,8 @@ def read_rows(path: Path, spec: Any) -> Rows:
     return Rows(rows, size, content[size:])
 
 
-def json_numbers(row: dict[str, Any]) -> dict[str, Any]:
-    """The row as JSON has it, which knows no infinity and no NaN: they become null."""
+def json_numbers(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row as JSON has it, which knows no infinity and no NaN: they become null."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in row.items()

@@ -3,7 +3,8 @@
 An exception that a signal handler raises can be lost: Python drops it where the compiler calls back
 into Python. Under `watched`, as commands train, a signal is therefore noted, and `check` raises it
 between two compiled programs. If the compiler or the device keeps the main thread from that for
-long, another thread ends the process. Without `watched`, signals are what Python makes of them.
+long, another thread ends the process. Without `watched`, signals are what Python makes of them:
+files are whole then, too, for an unfinished one never gets its name.
 """
 
 import contextlib
@@ -126,50 +127,23 @@ def _another(reader: socket.socket, numbers: Container[int]) -> bool:
 
 @contextmanager
 def held_back() -> Iterator[Callable[[], bool]]:
-    """Hold a signal back to the end of the block, which can ask whether one came.
+    """Under `watched`, hold a signal back to the end of the block, which can ask whether one came.
 
-    A second one takes effect at once. Signals that are ignored, or end the process without Python,
-    stay as they are.
+    A second signal takes effect at once.
     """
-    if threading.current_thread() is not threading.main_thread():  # it gets no signals
+    if (watch := _watch) is None:
         yield lambda: False
         return
-    if (watch := _watch) is not None:
-        watch.held = True
-        try:
-            yield lambda: bool(watch.came)
-        finally:
-            watch.held = False
-        check()
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    usual = {number: own for number in numbers if callable(own := signal.getsignal(number))}
-    came: list[int] = []
-
-    def let_through() -> None:
-        for number, own in usual.items():
-            signal.signal(number, own)
-
-    def hold(number: int, _: object) -> None:
-        came.append(number)
-        let_through()
-
-    for number in usual:
-        signal.signal(number, hold)
+    watch.held = True
     try:
-        yield lambda: bool(came)
+        yield lambda: bool(watch.came)
     finally:
-        let_through()
-        if came:
-            signal.raise_signal(came[0])
+        watch.held = False
+    check()
 
 
 @contextmanager
 def critical() -> Iterator[None]:
-    """Finish the block before a signal takes effect; under `watched`, also before a second one."""
-    if _watch is None:
-        with held_back():
-            yield
-    else:
-        with _watch.critical:
-            yield
+    """Under `watched`, finish the block before a signal ends the process."""
+    with contextlib.nullcontext() if _watch is None else _watch.critical:
+        yield

@@ -7,7 +7,6 @@ in different ways, it has one more table of settings for each pipeline; the firs
 """
 
 import dataclasses
-import json
 import tomllib
 import unicodedata
 from collections.abc import Iterable, Mapping
@@ -19,6 +18,7 @@ from typing import Any
 from fedda import algorithms
 from fedda.data import datasets
 from fedda.errors import LARGEST, InputError, is_finite, shown, unknown
+from fedda.storage.files import toml
 
 TASKS = Path(__file__).parent
 PRESETS = TASKS / "presets"
@@ -238,24 +238,10 @@ def from_words(words: list[str]) -> dict[str, Any]:
 
 
 def dump(config: Config) -> str:
-    """Return the configuration as TOML, in which numbers and text are written as in JSON.
+    """Return the configuration as TOML.
 
     Raises:
         InputError: The text would not read back as the same configuration, so that a run with it
             could not be resumed.
     """
-    values = config.flat()
-    lines = [
-        f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in values.items()
-    ]
-    text = "".join(lines)
-    try:
-        same = tomllib.loads(text) == values
-    except ValueError:
-        same = False
-    if not same:
-        raise InputError(
-            "this configuration cannot be kept: config.toml would not read back as it is. Give "
-            "finite numbers, and text without control characters."
-        )
-    return text
+    return toml(config.flat())

@@ -1,0 +1,172 @@
+"""One run from its first round to its last: trained, logged, checkpointed and resumed."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedda.algorithms import plain
+from fedda.core import tree
+from fedda.core.tree import PyTree
+from fedda.errors import InputError
+from fedda.simulate import hosts
+from fedda.simulate import train as simulate
+from fedda.simulate.client_state import HostMemory
+from fedda.simulate.train import Row, Run, Setup, begin
+from fedda.storage.directory import RunDirectory
+
+
+class Result(NamedTuple):
+    """The outcome of a run.
+
+    Attributes:
+        state: The state of the server's optimiser.
+        history: One row for each evaluation.
+        memory: What clients keep between rounds. Runs that are trained together leave it out.
+    """
+
+    state: Any
+    history: list[Row]
+    memory: Any = ()
+
+    @property
+    def params(self) -> PyTree:
+        """The parameters of the model."""
+        return self.state.params
+
+
+def train_run(
+    setup: Setup,
+    hp: Any,
+    seed: int,
+    kept: RunDirectory,
+    *,
+    start: Result | None = None,
+    checkpoint_every: int = 5,
+    on_evaluation: Callable[[Row], object] | None = None,
+) -> Result:
+    """Train a run to its end, from the newest checkpoint if its directory has one.
+
+    Args:
+        setup: What stays the same during the run.
+        hp: The hyper-parameters, as arrays.
+        seed: The seed of everything random.
+        kept: The directory of the run.
+        start: An earlier result, to continue for `setup.rounds` more.
+        checkpoint_every: The number of evaluations between checkpoints. There is one at the end.
+        on_evaluation: Called with each new row. If it returns True, the run ends there.
+
+    Returns:
+        The result of all rounds, also of those that earlier processes did.
+    """
+    first, run = 0, None
+    if start is not None:
+        run = _continued(setup, hp, start)
+        first = start.history[-1]["round"]
+        setup = setup._replace(rounds=first + setup.rounds)
+    found = kept.read_back(lambda: _like(setup, hp, seed), hosts.from_first)
+    if found is not None:
+        first, run = found.round, found.run
+    elif start is not None:
+        for row in start.history:
+            kept.log(row)
+    if found is None or not found.progress["finished"]:
+        for evaluation in simulate.train(setup, hp, [seed], first, run):
+            row, run = evaluation.row, evaluation.run
+            kept.log(row if start is None else _counted_on(start.history[-1], row))
+            ended = evaluation.round == setup.rounds
+            if ended or len(kept.history) % checkpoint_every == 0:
+                kept.save(evaluation.round, run, {"finished": ended})
+            row = _with_nan(kept.history[-1])
+            if on_evaluation is not None and plain(on_evaluation(row)) is True and not ended:
+                kept.save(evaluation.round, run, {"finished": True})
+                break
+    assert run is not None  # a run has at least one round, so an evaluation or a checkpoint
+    state = jax.tree.map(jnp.asarray, run.state)
+    return Result(state, [_with_nan(row) for row in kept.history], run.memory)
+
+
+def _with_nan(row: Row) -> Row:
+    """Return a row as it was before JSON, in which numbers that are not finite are null."""
+    return {name: math.nan if value is None else value for name, value in row.items()}
+
+
+def _like(setup: Setup, hp: Any, seed: int) -> Run:
+    """Return the structure, types and shapes of a run."""
+    if setup.host_rounds is not None:
+        return simulate.start(setup, hp, [seed])
+    shapes: Run = jax.eval_shape(lambda: simulate.start(setup, hp, [seed]))
+    return shapes
+
+
+def why_untrained(row: Row) -> str | None:
+    """Return why a run has trained nothing, if it skipped every round up to this row."""
+    if not 0 < row["round"] == row["skipped_rounds"]:
+        return None
+    skipped = f"nothing was trained: all {row['round']} rounds were skipped"
+    if not row["nonfinite_clients"]:
+        return f"{skipped}, as no client of their cohorts had examples. Raise cohort, or add data."
+    return (
+        f"{skipped}, as uploads were not finite ({row['nonfinite_clients']} in all). Lower "
+        "client_lr or server_lr, and check that the loss is finite on these data."
+    )
+
+
+# ------------------------------------------------------------------- to continue an earlier result
+
+
+def _continued(setup: Setup, hp: Any, start: Result) -> Run:
+    """Return the run of a result, copied: a program reuses the memory of what it is given."""
+    instead = (
+        "To begin with parameters alone, give model._replace(init=lambda key: params) as model."
+    )
+    if not isinstance(start, Result):
+        raise InputError(
+            f"start must be the result of an earlier run, got {type(start).__name__}. {instead}"
+        )
+    on_host = setup.host_rounds is not None
+    if on_host != isinstance(start.memory, HostMemory):
+        raise InputError(
+            f"what clients keep is on the {'host' if on_host else 'device'} with this memory_gb, "
+            "and start does not have it there. Give the memory_gb that start was made with."
+        )
+    rows = 1 if on_host else setup.shards.num_clients
+    begun = begin(setup.algorithm, setup.task.model, False, rows)
+    like = jax.eval_shape(begun, hp, jax.random.key(0))
+    memory = start.memory.take(np.zeros(1, int)) if on_host else start.memory
+    given, wanted = (
+        tree.types("state", state) | tree.types("memory", kept)
+        for state, kept in ((start.state, memory), (like.state, like.memory))
+    )
+    for path in {**wanted, **given}:
+        if given.get(path) != wanted.get(path):
+            raise InputError(
+                "start is of another algorithm, model or federation, or of run_grid, which leaves "
+                f"out what clients keep: in it {path} is {given.get(path, 'absent')}, here "
+                f"{wanted.get(path, 'absent')}. {instead}"
+            )
+    last = start.history[-1]
+    return Run(
+        _copied(start.state, like.state),
+        jax.tree.map(np.array, start.memory) if on_host else _copied(start.memory, like.memory),
+        jnp.int32(last["nonfinite_clients"]),
+        jnp.int32(last["skipped_rounds"]),
+    )
+
+
+def _copied(x: PyTree, like: PyTree) -> PyTree:
+    """Return the numbers of one tree in the structure of another, whose classes may be new."""
+    leaves = [jnp.array(np.asarray(leaf)) for leaf in jax.tree.leaves(x)]
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+def _counted_on(last: Row, row: Row) -> Row:
+    """Return the row with the bytes of a continued run: a round may have sent others before."""
+    sent = {
+        name: last[name] + row[name] // row["round"] * (row["round"] - last["round"])
+        for name in ("bytes_down", "bytes_up")
+    }
+    return row | sent
