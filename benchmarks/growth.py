@@ -27,11 +27,11 @@ from fedda import api, models
 from fedda.core import losses
 from fedda.data import preprocessing
 from fedda.data.federation import Shards
-from fedda.experiments import run
 from fedda.models import cnn, mlp
 from fedda.report import figures
 from fedda.report.tables import markdown_table
 from fedda.simulate import train as simulate
+from fedda.storage.provenance import device
 
 NETWORKS: dict[str, tuple[Callable[[], models.Model], tuple[int, ...], int]] = {
     "mlp": (lambda: mlp(64, 64, 10), (64,), 10),
@@ -278,7 +278,7 @@ def main() -> None:
     results = {
         "date": time.strftime("%Y-%m-%d"),
         "command": " ".join(["python", "benchmarks/growth.py", *sys.argv[1:]]),
-        "device": run.device(),
+        "device": device(),
         "jax": jax.__version__,
         "model": f"{arguments.model} in {arguments.precision}",
     } | {part: getattr(bench, part)() for part in arguments.parts}

@@ -1,11 +1,17 @@
 """The command `fedda compare`."""
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
+
 from fedda.cli.compare import COMPARED
+from fedda.storage.files import locked
 from helpers.commands import QUICK, WILD
 
 
@@ -48,13 +54,10 @@ def test_compare_writes_only_into_what_is_empty_or_a_comparison(fedda, tmp_path:
     words = ["fedavg", *QUICK, "-q", "--out", "mine"]
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/notes.txt").write_text("mine")
-    (tmp_path / "mine/my-seed0").mkdir()
     code, _, err = fedda("compare", *words)
     assert code == 2
     assert "mine is not empty. Give another --out, or that of a comparison to finish." in err
-    assert len(list((tmp_path / "mine").iterdir())) == 2
-    (tmp_path / "mine/my-seed0").rename(tmp_path / "mine/fedprox-seed0")  # as left by a kill
-    assert fedda("compare", *words)[0] == 0
+    assert len(list((tmp_path / "mine").iterdir())) == 1
     (tmp_path / "file").touch()
     assert "file is a file. Give another --out" in fedda("compare", "--out", "file")[2]
 
@@ -99,12 +102,46 @@ def test_a_comparison_keeps_what_it_was_begun_with(fedda, tmp_path: Path):
     assert fedda("compare", "fedavg", *words, "cohort=13")[0] == 2
     assert not (tmp_path / "cmp").exists()
     fedda("compare", "fedavg", *words)
-    (tmp_path / "cmp/comparison.toml").unlink()  # as of an earlier version
     assert fedda("compare", "fedavg", "stem", *words, "rounds=5")[0] == 2
     assert fedda("compare", "fedprox", *words)[0] == 0
     _, out, _ = fedda("compare", "--out", "cmp", "-q", "--json")
     runs = [(run["algorithm"], run["rounds"]) for run in json.loads(out)["runs"]]
     assert runs == [("fedavg", 4), ("fedprox", 4)]
+
+
+def test_one_comparison_at_a_time_has_a_directory(fedda, tmp_path: Path):
+    words = ["compare", "fedavg", *QUICK, "-q", "--out", "cmp"]
+    with locked(tmp_path / "cmp"):
+        code, _, err = fedda(*words)
+        assert code == 2
+        assert f"cmp is in use by process {os.getpid()} on " in err
+        assert [path.name for path in (tmp_path / "cmp").iterdir()] == [".lock"]
+    assert fedda(*words)[0] == 0
+    with locked(tmp_path / "cmp"):
+        assert fedda("compare", "--out", "cmp")[0] == 2
+        assert fedda("run", "--resume", "cmp/fedavg-seed0", "-q")[0] == 0, "its runs are finished"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("in_quick_processes")
+def test_of_two_comparisons_at_once_one_runs(tmp_path: Path):
+    words = ["compare", "fedavg", "fedprox", *QUICK, "rounds=2000", "-q", "--out", "cmp"]
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-m", "fedda", *words],
+            cwd=tmp_path,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    errors = [process.communicate()[1] for process in both]
+    assert sorted(process.returncode for process in both) == [0, 2]
+    assert "cmp is in use by process" in "".join(errors)
+    for name in ("fedavg", "fedprox"):
+        lines = (tmp_path / f"cmp/{name}-seed0/metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line)["round"] for line in lines] == list(range(0, 2001, 2))
 
 
 def test_compare_json(fedda):

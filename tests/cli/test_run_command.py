@@ -17,6 +17,14 @@ from fedda.tasks import config
 from helpers.commands import QUICK, WILD
 
 
+def test_runs_of_the_same_second_have_directories_of_their_own(fedda, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("fedda.cli.terminal.time.strftime", lambda form: "now")
+    for _ in range(3):
+        assert fedda("run", *QUICK, "-q")[0] == 0
+    names = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    assert names == ["now-digits-fedda-sgdm" + end for end in ("", "-2", "-3")]
+
+
 def test_run_with_a_file_and_json(fedda, tmp_path: Path):
     (tmp_path / "mine.toml").write_text('algorithm = "fedprox"\nrounds = 9\nmu = 0.5\n')
     code, out, err = fedda("run", "mine.toml", *QUICK, "--json", "--out", "one")
