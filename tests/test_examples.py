@@ -113,7 +113,7 @@ def test_a_queue_of_results_as_contributors_fill_it(tmp_path: Path):
     )
     assert done.returncode == 0, done.stderr
     assert len(list((tmp_path / "reproduction/results/cells/digits").glob("*.json"))) == 3
-    assert "2 of 25 runs" in (tmp_path / "results/README.md").read_text()
+    assert "2 of 25 runs" in (tmp_path / "reproduction/results/README.md").read_text()
 
 
 DATA_COMMANDS = next(block for block in blocks("sh") if "fedda data fetch" in block).splitlines()

@@ -5,16 +5,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
-from rich.markup import escape
-from rich.table import Table
 
-from fedda.cli.terminal import Quiet, err, out, print_whole, training
+from fedda.cli.terminal import Quiet, note, print_table, say, training
 from fedda.errors import InputError, writing
+from fedda.report.runs import read_runs
 from fedda.tasks.config import Config
 from fedda_reproduction import reproduce
-from fedda_reproduction.paper import cells, choice, corrections, experiments, readme, tables
-from fedda_reproduction.paper.cells import Cell
+from fedda_reproduction.paper import cells, corrections, experiments, page, tables
+from fedda_reproduction.paper.experiments import Experiment
 
 
 @writing("--results or --report")
@@ -34,7 +32,9 @@ def reproduce_command(
     rounds: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Train so many: such runs are kept apart.", show_default="paper's"
+            min=1,
+            help="Train for this many rounds: such runs are kept apart.",
+            show_default="paper's",
         ),
     ] = None,
     only: Annotated[
@@ -54,28 +54,27 @@ def reproduce_command(
         typer.Option(
             "--time",
             metavar="SECONDS",
-            help="After so long begin nothing more, and stop at the next evaluation. The same "
-            "command goes on.",
+            help="Then begin nothing more, and stop at the next evaluation. The same command "
+            "continues.",
         ),
     ] = None,
     add: Annotated[
         bool, typer.Option("--add", help="Take over finished runs of fedda run.")
     ] = False,
     write: Annotated[
-        bool, typer.Option("--write", help="Write README.md there about the full-length runs.")
+        bool,
+        typer.Option("--write", help="Fill in README.md there, from the full-length runs."),
     ] = False,
     report: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR", help="Write a web page and figures about the full-length runs there."
-        ),
+        typer.Option(metavar="DIR", help="Write README.md as a web page with figures there."),
     ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Run the experiments of the FedDA paper again, and print its numbers beside ours.
 
     Every finished run is one file in the results folder and is never made again: the same command
-    goes on where it was interrupted, more seeds add only those, and several processes or machines
+    continues after an interruption, more seeds add only those, and several processes or machines
     may fill one folder.
     """
     names, failed = names or [], {}
@@ -88,126 +87,87 @@ def reproduce_command(
         raise InputError(
             f"--results is {folder}, a file: expected the folder of finished runs, such as results."
         )
+    kept = [] if only is None else [name.strip() for name in only.split(",")]
     if listing:
-        _list(_chosen(names or ["all"], only), folder, rounds)
+        _list(experiments.chosen(names or ["all"], kept), folder, rounds)
     elif add:
-        _add(folder, names)
+        if not names:
+            raise InputError("--add needs directories of finished runs, as fedda run writes them.")
+        for run in read_runs(names):
+            say(f"{run.path} is {cells.add(folder, run)}")
     elif names:
-        chosen = _chosen(names, only)
-        runs = reproduce.wanted(chosen, seeds, rounds, precision, cells.read_all(folder).found)
-        failed = _fill(runs, folder, seconds, quiet).failed
+        chosen = experiments.chosen(names, kept)
+        runs = reproduce.wanted(chosen, seeds, rounds, precision, cells.read_all(folder).finished)
+        failed = _fill(runs, folder, seconds, quiet)
         _print(chosen, runs, folder, rounds)
     elif not write and report is None:
         raise InputError("say what to reproduce, such as table3: fedda reproduce --list names all.")
     if write:
-        results = _read(folder)
-        out.print(f"Written to {readme.write(folder, results)}", soft_wrap=True)
+        _name_damaged(folder)
+        note(*page.write(folder))
+        say(f"Written to {folder / 'README.md'}")
     if report is not None:
-        _report(folder, report)
+        from fedda_reproduction.paper import report as web  # late: it loads what draws
+
+        say(f"Written to {web.write(folder, report)[0]}")
     if failed:
         raise InputError("\n".join(f"{what}: {why}" for what, why in failed.items()))
 
 
-def _chosen(names: list[str], only: str | None) -> list[experiments.Experiment]:
-    words = [] if only is None else [word.strip() for word in only.split(",")]
-    chosen = choice.chosen(names)
-    choice.check_only(chosen, words)
-    return [choice.only(each, words) for each in chosen]
-
-
-def _report(folder: Path, directory: Path) -> None:
-    from fedda_reproduction.paper import web  # late: it loads what draws
-
-    try:
-        page = web.write(folder, directory)[0]
-    except ImportError as error:
-        raise InputError(str(error)) from None
-    out.print(f"Written to {page}", soft_wrap=True)
-
-
-def _read(folder: Path) -> cells.Cells:
-    """What the folder holds; files that do not count are named."""
+def _name_damaged(folder: Path) -> list[cells.Cell]:
+    """Read the cells of the folder, and name the files that do not count."""
     results = cells.read_all(folder)
-    for each in results.damaged:
-        _warn(f"{each.path} {each.why}")
-    return results
+    note(*(f"{damaged.path} {damaged.why}" for damaged in results.damaged))
+    return results.finished
 
 
-def _list(chosen: list[experiments.Experiment], folder: Path, rounds: int | None) -> None:
-    found = _read(folder).found
-    listing = Table(box=box.SIMPLE)
-    for name in ("name", "what it is", "tasks"):
-        listing.add_column(name, no_wrap=name == "name")
-    for name in ("runs", "done"):
-        listing.add_column(name, justify="right")
-    for each in chosen:
-        if not each.entries:  # it has nothing of --only
-            continue
-        done, wanted = tables.counted(each, found, rounds)
-        words = (each.name, escape(each.title), ", ".join(each.tasks))
-        listing.add_row(*words, str(wanted), str(done))
-    print_whole(listing)
+def _list(chosen: list[Experiment], folder: Path, rounds: int | None) -> None:
+    finished = _name_damaged(folder)
+    rows = [["name", "what it is", "tasks", "runs", "done"]]
+    for experiment in chosen:
+        if experiment.entries:  # --only may leave none
+            done, wanted = tables.counted(experiment, finished, rounds)
+            tasks = ", ".join(experiment.tasks)
+            rows.append([experiment.name, experiment.title, tasks, str(wanted), str(done)])
+    print_table(rows, "lllrr")
 
 
-def _add(folder: Path, directories: list[str]) -> None:
-    if not directories:
-        raise InputError("--add needs directories of finished runs, as fedda run writes them.")
-    for directory in map(Path, directories):
-        runs = sorted(log.parent for log in directory.rglob("metrics.jsonl"))
-        if not runs:
-            raise InputError(
-                f"{directory} holds no run: expected a directory that fedda run wrote to, or a "
-                "folder of such."
-            )
-        for run in runs:
-            out.print(f"{run} is {reproduce.add(folder, run)}", soft_wrap=True)
+def _fill(runs: list[Config], folder: Path, seconds: float | None, quiet: bool) -> dict[str, str]:
+    """Make the missing runs. Returns why some could not be made."""
 
-
-def _fill(runs: list[Config], folder: Path, seconds: float | None, quiet: bool) -> reproduce.Filled:
-    def tell(line: str) -> None:
+    def report(line: str) -> None:
         if not quiet:
             print(line, file=sys.stderr, flush=True)
 
     with training(lambda: "Continue with the same command."):
-        filled = reproduce.fill(runs, folder, seconds, tell, _warn)
+        filled = reproduce.fill(runs, folder, seconds, report, note)
     if filled.busy:
-        err.print(f"Other processes are at work on {len(filled.busy)} of the runs.")
+        note(f"Other processes are working on {len(filled.busy)} of the runs.")
     if left := len(filled.stopped) + filled.late:
-        _warn(
+        note(
             f"The time is over. Runs left: {left}; of these stopped on the way: "
-            f"{len(filled.stopped)}. The same command goes on with them."
+            f"{len(filled.stopped)}. The same command continues them."
         )
-    return filled
+    return filled.failed
 
 
-def _warn(line: str) -> None:
-    err.print(escape(line), soft_wrap=True)
-
-
-def _print(
-    chosen: list[experiments.Experiment],
-    runs: list[Config],
-    folder: Path,
-    rounds: int | None,
-) -> None:
-    found: list[Cell] = cells.read_all(folder).found
-    for each in chosen:
-        lines = tables.lines(each, found, rounds)
-        if not any(line.seeds for line in lines):
+def _print(chosen: list[Experiment], runs: list[Config], folder: Path, rounds: int | None) -> None:
+    finished = cells.read_all(folder).finished
+    for experiment in chosen:
+        rows = tables.rows(experiment, finished, rounds)
+        if all(row["seeds"] == "-" for row in rows):
             continue
-        header, *body = tables.rows(lines)
-        listing = Table(box=box.SIMPLE_HEAD, title=escape(each.title), title_justify="left")
-        for name in header:
-            listing.add_column(name, justify="left" if name in ("run", "precision") else "right")
-        for row in body:
-            listing.add_row(*map(escape, row))
-        print_whole(listing)
-        for note in (tables.other_length(each, rounds), *each.notes):
-            if note:
-                out.print(escape(note), soft_wrap=True)
+        names = list(rows[0])[:-1]  # the settings are too long for a terminal
+        print_table(
+            [names, *([row[name] for name in names] for row in rows)], title=experiment.title
+        )
+        lengths = {entry.resolved().rounds for entry in experiment.entries}
+        if rounds is not None and lengths != {rounds}:
+            theirs = " or ".join(f"{length:,}" for length in sorted(lengths))
+            say(f"These are after {rounds:,} rounds, not {theirs}: do not compare them.")
+        say(*filter(None, [experiment.note]))
     groups = {cells.group(config) for config in runs}
-    again = corrections.paragraph(cell for cell in found if cell.group in groups)
-    if again:
-        out.print(escape(again.replace("**", "")), soft_wrap=True)
-    gone = reproduce.missing(runs, found)
-    out.print(f"{len(runs) - gone} of {len(runs)} runs are done, {gone} are missing.")
+    for correction in corrections.missing_in(cell for cell in finished if cell.group in groups):
+        say(f"‡ made before a correction: {correction['runs']}. {correction['defect']}")
+    gone = reproduce.missing(runs, finished)
+    say(f"{len(runs) - gone} of {len(runs)} runs are done, {gone} are missing.")

@@ -18,18 +18,8 @@ from fedda.simulate import train
 from fedda.storage import schema
 from fedda.storage.files import sealed
 from fedda.tasks import config
-from fedda_reproduction.paper import (
-    batches,
-    cells,
-    panels,
-    provenance,
-    readme,
-    tables,
-    tuning,
-    verdicts,
-)
+from fedda_reproduction.paper import cells, report, tables, training, verdicts
 from fedda_reproduction.paper.experiments import Entry, Experiment
-from fedda_reproduction.paper.locks import _is_stale
 
 TOTALS = dict.fromkeys(train.TOTALS, 0)
 ROWS = [
@@ -137,8 +127,7 @@ def test_a_run_that_becomes_a_cell(tmp_path: Path):
     run = run_directory(tmp_path / "run")
 
     def add() -> None:
-        found = cells.finished(run)
-        made = cells.write(tmp_path, found.config, found.history, found.summary, found.date)
+        made = cells.add(tmp_path, *read_runs([run]))
         assert isinstance(cells.read(made), cells.Cell | cells.Damaged)
 
     check(run / "summary.json", SUMMARY, add)
@@ -169,30 +158,21 @@ def test_cells(tmp_path: Path):
                     path = path.with_name(name)
         path.write_text(json.dumps(content))
         results = cells.read_all(tmp_path)
-        assert len(results.found) + len(results.damaged) == 1
+        assert len(results.finished) + len(results.damaged) == 1
         listed += len(results.damaged)
-        tables.markdown(tables.lines(one, results.found)).encode()
-        provenance.html(results, None).encode()
-        readme._sources(results).encode()
-        for cell in results.found:
-            panels._as_run(cell, "fedda")
+        tables.markdown(tables.rows(one, results.finished)).encode()
+        tables.markdown(tables.sources(results.finished)).encode()
+        report._by_round(results.finished, "metric")
     assert listed > 200
 
 
 def test_what_other_commands_wrote_beside_the_cells(tmp_path: Path):
-    nothing = cells.Cells([], [])
+    def read() -> None:
+        verdicts.checks([], **verdicts.read_beside(tmp_path))
 
-    def read_theory() -> None:
-        theory = verdicts.read_beside(tmp_path).theory
-        verdicts._of_theory("F1", "", theory)
-        provenance.html(nothing, theory).encode()
-
-    def read_bench() -> None:
-        verdicts._cost([], verdicts.read_beside(tmp_path).bench)
-
-    check(tmp_path / "theory" / "theory.json", THEORY, read_theory)
-    check(tmp_path / "bench.json", BENCH, read_bench, many=50)
-    check(tmp_path / "tuning" / "digits" / "fedavg.json", TUNED, lambda: tuning.table(tmp_path))
+    check(tmp_path / "theory" / "theory.json", THEORY, read)
+    check(tmp_path / "bench.json", BENCH, read, many=50)
+    check(tmp_path / "tuning" / "digits" / "fedavg.json", TUNED, lambda: tables.tuning(tmp_path))
 
 
 def test_comparisons(tmp_path: Path):
@@ -210,14 +190,10 @@ def test_what_is_kept_of_unfinished_work(tmp_path: Path):
     path = tmp_path / ".work" / "together-0" / "config.toml"
     path.parent.mkdir(parents=True)
     for value in damaged(["a", "b"], 30, seed=0):
-        path.write_text(f"members = {json.dumps(value)}")
-        batches.tidy(tmp_path, done=["a", "b"])
-        assert batches.kept(tmp_path) == {}
+        path.write_text(f"members = {json.dumps(value)}\n")  # without its checksum
+        training.tidy(tmp_path)
+        assert training.begun_together(tmp_path) == {}
         assert path.exists(), "it is not deleted because it cannot be read"
-    claim = tmp_path / "claim"
-    for value in damaged({"host": "a", "pid": 1}, 30, seed=0):
-        claim.write_text(json.dumps(value))
-        assert not _is_stale(claim)
 
 
 def test_a_mismatch_is_told_in_words():

@@ -1,7 +1,9 @@
-"""The FedDA paper (Jin et al., ICML 2022) as data: its numbers, its experiments, our results.
+"""The FedDA paper (Jin et al., ICML 2022): its numbers, its experiments, and our results.
 
-`published` reads the numbers that were printed, `experiments` says which runs stand against them,
-`cells` keeps one file for each finished run, `claims` lets several processes fill one folder,
-`tables` puts the two side by side, `verdicts` says what becomes of the paper's claims (`rivals` and
-`conduct` judge them, by `evidence`), and `readme` and `web` write it all down.
+- `published`: the numbers of the paper, from `tables/`; `methods`: names, and published settings.
+- `experiments`: the runs of each table and figure, from `experiments.toml`.
+- `cells`: one file for each finished run; `training`: makes runs, and continues unfinished ones.
+- `comparison`: compares finished runs; `verdicts`: checks the claims of the paper.
+- `tables`: finished runs as tables; `corrections`: results that have to be made again.
+- `page`: fills in `README.md` of a results folder; `report`: makes a web page of it, with figures.
 """

@@ -1,9 +1,8 @@
 """One small file for each finished run: `cells/<task>/<algorithm>-<hash>.json`.
 
-The hash is of everything that decides the run's numbers: its resolved configuration, without what
-only says how it is computed, and the data. So a run that two tables need is one file, and a file
-can be added by any machine. A file also holds a checksum of itself: what was cut off, changed or
-renamed is found, and named.
+The hash identifies the run: everything in its configuration that decides its numbers, and the data.
+So a run that two tables need is one file, and any machine can add files. A file also holds a
+checksum of itself, so that a file that was cut off, changed or renamed is noticed.
 """
 
 import dataclasses
@@ -17,19 +16,26 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedda.errors import InputError
-from fedda.report.runs import read_log, read_summary
+from fedda.report.runs import Run
 from fedda.simulate.train import averaged
 from fedda.storage.files import read_json, write_whole
 from fedda.storage.schema import NUMBER_OR_NULL, mismatch
 from fedda.tasks import config as configs
 from fedda.tasks.config import Config
 
-# Settings that came later, and what cells from before stand for.
-LATER = {"sends": "both", "momentum": "kept", "late_every": 0}
-HOW = ("chunk", "devices", "memory_gb", "data_gb", "checkpoint_every")  # computed, not what
-DIGITS = 6
+# Fields of `Config` that always identify a run. Any other field, also one that `Config` gets in
+# future, does so only where it differs from its default: new fields leave finished runs alone.
+IDENTIFYING = {
+    *("algorithm", "task", "model", "precision", "partition", "partition_seed", "clients"),
+    *("cohort", "sampling", "rounds", "batch", "local_work", "local_unit", "stabilise"),
+    *("eval_every", "seed"),
+}
+# Fields that say how a run is computed, and change no number.
+COMPUTATION = {"chunk", "devices", "memory_gb", "data_gb", "checkpoint_every"}
+# Settings that algorithms got later, with the value that the cells from before stand for.
+LATER = {"sends": "both", "momentum": "kept"}
 
-# What a cell takes over from a run's summary.
+# The part of a run's summary that its cell holds.
 SUMMARY = {
     "metric": str,
     "higher_is_better": bool,
@@ -49,7 +55,6 @@ SUMMARY = {
     "data": {"sha256?": (str, None), "words?": str},
     "clients?": int,
 }
-FROM_SUMMARY = tuple(name.removesuffix("?") for name in SUMMARY)
 CELL = SUMMARY | {
     "checksum": str,
     "config": {"algorithm": str, "task": str},
@@ -60,7 +65,7 @@ CELL = SUMMARY | {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Cell:
-    """A finished run, as read."""
+    """A finished run."""
 
     path: Path
     config: Config
@@ -68,50 +73,60 @@ class Cell:
 
     @functools.cached_property
     def group(self) -> str:
-        """That of its configuration, made once: every table asks every cell."""
+        """`group` of its configuration, cached because every table asks every cell."""
         return group(self.config)
 
     @property
     def data(self) -> str | None:
-        """The data it was trained on; None stands for what comes with the package."""
-        found: str | None = self.content["data"].get("sha256")
-        return found
+        """Hash of the data it was trained on; None for data that come with the package."""
+        sha256: str | None = self.content["data"].get("sha256")
+        return sha256
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The evaluations, as one dictionary each."""
+        history = self.content["history"]
+        return [dict(zip(history, row, strict=True)) for row in zip(*history.values(), strict=True)]
 
     def final(self, at: int | None = None) -> float | None:
-        """The metric after the last round, or after round `at`; None where it was not finite."""
-        rows = _columns(self.content["history"])
-        last = self.config.rounds if at is None else at
-        return next((row[self.content["metric"]] for row in rows if row["round"] == last), None)
+        """The metric after the last round, or round `at`; None where it was not finite."""
+        last, metric = at or self.config.rounds, self.content["metric"]
+        return next((row[metric] for row in self.rows() if row["round"] == last), None)
 
     def mean(self, at: int | None = None) -> float | None:
         """The mean of the metric over the evaluations of the last 100 rounds, or those to `at`."""
-        rows = _columns(self.content["history"])
-        last = self.config.rounds if at is None else at
-        return _mean(_late(rows, last), self.content["metric"])
+        return _mean(_late(self.rows(), at or self.config.rounds), self.content["metric"])
 
 
-def decisive(config: Config) -> dict[str, Any]:
-    """What of a configuration decides the numbers. 1 and 1.0 are one number."""
+def _optional() -> dict[str, Any]:
+    """Fields that identify a run only where they differ from their default, with that default."""
+    fields = {field.name: field.default for field in dataclasses.fields(Config)}
+    names = fields.keys() & configs.FIELDS.keys() - IDENTIFYING - COMPUTATION
+    return {name: fields[name] for name in names}
+
+
+def identity(config: Config) -> dict[str, Any]:
+    """Return the settings that decide the numbers of a run. 1 and 1.0 are one number."""
+    dropped = LATER | _optional()
     return {
         name: int(value) if isinstance(value, float) and value.is_integer() else value
         for name, value in config.flat().items()
-        if name not in HOW and (name, value) not in LATER.items()
+        if name not in COMPUTATION and (name not in dropped or value != dropped[name])
     }
 
 
 def key(config: Config) -> str:
-    """One text for all configurations with the same numbers."""
-    return json.dumps(decisive(config), sort_keys=True)
+    """Return one text for all configurations with the same numbers."""
+    return json.dumps(identity(config), sort_keys=True)
 
 
 def group(config: Config) -> str:
-    """One text for the runs that one line of a table sums up, whatever seed and precision."""
+    """Return one text for the runs that one line of a table sums up: any seed and precision."""
     return key(dataclasses.replace(config, seed=0, precision=""))
 
 
 def name(config: Config, data: str | None) -> str:
-    """What the file of this run is called, without the ending."""
-    return f"{config.algorithm}-{_hash({'config': decisive(config), 'data': data})[:12]}"
+    """Return the file name of a run, without its ending."""
+    return f"{config.algorithm}-{_hash({'config': identity(config), 'data': data})[:12]}"
 
 
 def path(folder: Path, config: Config, data: str | None) -> Path:
@@ -132,51 +147,44 @@ def write(
     summary: Mapping[str, Any],
     date: float | None = None,
 ) -> Path:
-    """Writes the file of a finished run, whole; `date` is now, if it is not given."""
+    """Write the cell of a finished run; `date` is now by default. Returns its path."""
     metric, last = summary["metric"], config.rounds
     measured = ("train_loss", "loss", metric)
     rows = [
-        {"round": row["round"]} | {each: _short(row[each]) for each in measured} for row in history
+        {"round": row["round"]} | {name: _rounded(row[name]) for name in measured}
+        for row in history
     ]
-    if rows[-1]["round"] != last:
-        raise InputError(
-            f"a run of {last} rounds ended after {rows[-1]['round']}: finish it first."
-        )
-    values = [row[metric] for row in rows if row["round"] > 0 and row[metric] is not None]
-    choose = max if summary["higher_is_better"] else min
+    done = rows[-1]["round"] if rows else 0
+    if done != last:
+        raise InputError(f"a run of {last} rounds ended after {done}: finish it first.")
     late = _late(rows, last)
+    taken = [name.removesuffix("?") for name in SUMMARY]
     content = {
-        "config": decisive(config),
-        "final": {each: rows[-1][each] for each in measured},
-        "best": choose(values) if values else None,
+        "config": identity(config),
+        "final": {name: rows[-1][name] for name in measured},
         "mean_of_last": {
             "rounds": averaged(last),
             "evaluations": len(late),
-            "train_loss": _mean(late, "train_loss"),
-            "loss": _mean(late, "loss"),
-            metric: _mean(late, metric),
+            **{name: _mean(late, name) for name in measured},
         },
-        "history": {each: [row[each] for row in rows] for each in ("round", *measured)},
-        **{each: summary[each] for each in FROM_SUMMARY if each in summary},
-        "seconds": {each: round(value, 2) for each, value in summary["seconds"].items()},
+        "history": {name: [row[name] for row in rows] for name in ("round", *measured)},
+        **{name: summary[name] for name in taken if name in summary},
+        "seconds": {name: round(value, 2) for name, value in summary["seconds"].items()},
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(date)),
     }
     content["checksum"] = _hash(content)
     target = path(folder, config, content["data"].get("sha256"))
-    if target.is_dir():
-        raise InputError(f"{target} is a folder, where the file of a run belongs. Move it away.")
     target.parent.mkdir(parents=True, exist_ok=True)
     # A line for each entry, so that a person can read it and git can compare it.
-    lines = (f"{json.dumps(each)}: {json.dumps(value)}" for each, value in content.items())
+    lines = (f"{json.dumps(name)}: {json.dumps(value)}" for name, value in content.items())
     write_whole(target, "{\n" + ",\n".join(lines) + "\n}\n")
     return target
 
 
 def _late(rows: Sequence[dict[str, Any]], last: int) -> list[dict[str, Any]]:
-    """Return the evaluations after each of the last rounds up to `last`.
+    """Return the evaluations of the last rounds up to `last`, one a round at most.
 
-    The evaluation before the first of these rounds is not one of them: of every round of the last
-    100 there are 100 evaluations, not 101.
+    The evaluation before the first of these rounds is not among them.
     """
     return [row for row in rows if last - averaged(last) < row["round"] <= last]
 
@@ -185,58 +193,44 @@ def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
     values = [row[name] for row in rows]
     if not values or None in values:
         return None
-    return _short(math.fsum(values) / len(values))
+    return _rounded(math.fsum(values) / len(values))
 
 
-def _short(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else float(f"{value:.{DIGITS}g}")
+def _rounded(value: float | None) -> float | None:
+    if value is None or not math.isfinite(value):
+        return None
+    return float(f"{value:.6g}")
 
 
-def _columns(history: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    return [dict(zip(history, row, strict=True)) for row in zip(*history.values(), strict=True)]
+def add(folder: Path, run: Run) -> Path:
+    """Write the cell of a finished run of `fedda run`. Returns its path.
 
-
-class Finished(NamedTuple):
-    """A finished run of `fedda run`."""
-
-    config: Config
-    history: list[dict[str, Any]]
-    summary: dict[str, Any]
-    date: float  # as `time.time` gives it
-
-
-def finished(directory: Path) -> Finished:
-    """What a cell can be made of, out of the directory of a run."""
-    values = configs.read(directory / "config.toml")
-    config = configs.resolve(values)
-    if missing := config.flat().keys() - values.keys():
+    Raises:
+        InputError: The run is not finished, or its files lack something.
+    """
+    if run.summary is None:
         raise InputError(
-            f"{directory / 'config.toml'} does not say {', '.join(sorted(missing))}, on which its "
-            "numbers depend: make the run again with this version."
+            f"{run.path} has no summary.json: it is not finished. Continue it with fedda run "
+            f"--resume {run.path}"
         )
-    path = directory / "summary.json"
-    if not path.exists():
-        raise InputError(
-            f"{directory} has no summary.json: it is not finished. Continue it with fedda run "
-            f"--resume {directory}"
-        )
-    summary = read_summary(path, SUMMARY)
-    log = directory / "metrics.jsonl"
-    rows, _ = read_log(log)
-    if not rows:
-        raise InputError(f"{directory} has no metrics.jsonl with evaluations.")
-    needed = dict.fromkeys(("train_loss", "loss", summary["metric"]), NUMBER_OR_NULL)
-    for row in rows:
-        if why := mismatch(row, needed, f"the line of round {row['round']}"):
-            raise InputError(f"{log} is damaged: {why}. Make the run again.")
-    return Finished(config, rows, summary, path.stat().st_mtime)
+    config = configs.resolve(run.config)
+    measured = dict.fromkeys(("train_loss", "loss", run.summary["metric"]), NUMBER_OR_NULL)
+    for name, content, spec in (
+        ("config.toml", run.config, dict.fromkeys(config.flat(), Any)),
+        ("summary.json", run.summary, SUMMARY),
+        *((f"the line of round {row['round']}", row, measured) for row in run.evaluations),
+    ):
+        if why := mismatch(content, spec, name):
+            raise InputError(f"{run.path} cannot be added: {why}. Make the run again.")
+    date = (run.path / "summary.json").stat().st_mtime
+    return write(folder, config, run.evaluations, run.summary, date)
 
 
 # ------------------------------------------------------------------------------------------ reading
 
 
 class Damaged(NamedTuple):
-    """A file that is no cell, or none that this version knows."""
+    """A file that is not a cell, or not one that this version can read."""
 
     path: Path
     why: str
@@ -244,21 +238,19 @@ class Damaged(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """All that a results folder holds: finished runs, and files that are none."""
+    """The content of a results folder."""
 
-    found: list[Cell]
+    finished: list[Cell]
     damaged: list[Damaged]
 
 
 def read(path: Path) -> Cell | Damaged:
-    """One file, if it is whole and in its place."""
-    if path.is_dir():
-        return Damaged(path, "is a folder, not the file of a run")
+    """Read one file of a results folder."""
     try:
         content = read_json(path, CELL)
     except (OSError, ValueError) as error:
         return Damaged(path, f"is not whole: {error}")
-    rest = {each: value for each, value in content.items() if each != "checksum"}
+    rest = {name: value for name, value in content.items() if name != "checksum"}
     if _hash(rest) != content["checksum"]:
         return Damaged(path, "was changed: its checksum is another")
     history = content["history"]
@@ -268,24 +260,23 @@ def read(path: Path) -> Cell | Damaged:
         return Damaged(path, "is not whole: the columns of its history are empty or not as long")
     if history["round"] != sorted({*history["round"]}):
         return Damaged(path, "is not whole: the rounds of its history do not rise")
-    own = content["config"]
-    identity = {"config": own, "data": content["data"].get("sha256")}
-    named = own.get("task"), f"{own.get('algorithm')}-{_hash(identity)[:12]}"
-    if (path.parent.name, path.stem) != named:
+    settings = content["config"]
+    hashed = _hash({"config": settings, "data": content["data"].get("sha256")})[:12]
+    if (path.parent.name, path.stem) != (settings["task"], f"{settings['algorithm']}-{hashed}"):
         return Damaged(path, "is the result of another configuration than its name says")
     try:
-        config = configs.resolve(own)
+        config = configs.resolve(_optional() | settings)
         if min(content["parameters"], config.rounds, config.cohort, config.eval_every) < 1:
             return Damaged(path, "is of a run without parameters, rounds, clients or evaluations")
-        return Cell(path, config, content)
+        return Cell(path=path, config=config, content=content)
     except InputError as error:
         return Damaged(path, f"is of another version: {error}", of_other_version=True)
 
 
 def read_all(folder: Path) -> Cells:
-    """Every cell of a results folder."""
-    each = [read(path) for path in sorted((folder / "cells").glob("*/*.json"))]
+    """Read every cell of a results folder."""
+    every = [read(path) for path in sorted((folder / "cells").glob("*/*.json"))]
     return Cells(
-        [cell for cell in each if isinstance(cell, Cell)],
-        [cell for cell in each if isinstance(cell, Damaged)],
+        finished=[cell for cell in every if isinstance(cell, Cell)],
+        damaged=[cell for cell in every if isinstance(cell, Damaged)],
     )

@@ -1,77 +1,30 @@
-"""Results that were made before the program was corrected, and have to be run again.
+"""Results that were made before the program was corrected: `corrections.toml`."""
 
-A cell that was finished after the day of a correction is no longer marked. Delete a correction when
-all its runs have been made again.
-"""
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
-
-from fedda.tasks.config import Config
 from fedda_reproduction.paper.cells import Cell
 
 MARK = " ‡"
+_TEXT = Path(__file__).with_name("corrections.toml").read_text(encoding="utf-8")
+CORRECTIONS: list[dict[str, Any]] = tomllib.loads(_TEXT)["correction"]
 
 
-class Correction(NamedTuple):
-    """A defect of the program that changed the numbers of some runs."""
-
-    since: str  # the day from which on runs are right, as cells write it
-    affects: Callable[[Config], bool]
-    words: str  # which runs, and what was wrong
+def missing_in(finished: Iterable[Cell]) -> list[dict[str, Any]]:
+    """Return the corrections that some of these cells were made before."""
+    runs = list(finished)
+    return [each for each in CORRECTIONS if any(_lacks(cell, each) for cell in runs)]
 
 
-def _sums(config: Config) -> bool:
-    """Whether the loss of a mini-batch is the sum over its examples, and not their mean."""
-    return config.options.get("reduction") == "sum"
+def mark(finished: Iterable[Cell]) -> str:
+    """Return the mark of results that were made before a correction, or nothing."""
+    return MARK if missing_in(finished) else ""
 
 
-CORRECTIONS = (
-    Correction(
-        "2026-11-18",
-        lambda config: config.task == "stackexchange" and _sums(config) and config.stabilise > 0,
-        "Stack Exchange with full-batch rounds (the full-batch step of a client with fewer "
-        "examples than a mini-batch was too long)",
-    ),
-    Correction(
-        "2026-11-18",
-        lambda config: config.algorithm == "fedlin" and _sums(config),
-        "FedLin in table 5 (its correction did not fit mini-batches that are cut short)",
-    ),
-    Correction(
-        "2026-11-18",
-        lambda config: config.algorithm == "stem" and _sums(config),
-        "STEM in table 5 (the gradients of its first round were too large for clients with fewer "
-        "examples than a mini-batch)",
-    ),
-    Correction(
-        "2026-11-18",
-        lambda config: config.algorithm == "scaffold",
-        "SCAFFOLD everywhere (its control variates were not weighted as its updates are)",
-    ),
-)
-
-
-def mark(found: Iterable[Cell]) -> str:
-    """Return the mark of a line that sums up these cells, if one of them was made too early."""
-    return MARK if any(_of(cell) for cell in found) else ""
-
-
-def paragraph(found: Iterable[Cell]) -> str:
-    """Return a paragraph about the corrections that cells were made before; empty if none were."""
-    open_ones = {correction for cell in found for correction in _of(cell)}
-    if not open_ones:
-        return ""
-    listed = "; ".join(each.words for each in CORRECTIONS if each in open_ones)
-    return (
-        f"**Made before a correction**, marked{MARK}, until they are run again: {listed}. Verdicts "
-        "that compare such runs may change with them."
-    )
-
-
-def _of(cell: Cell) -> list[Correction]:
-    return [
-        each
-        for each in CORRECTIONS
-        if cell.content["date"] < each.since and each.affects(cell.config)
-    ]
+def _lacks(cell: Cell, correction: dict[str, Any]) -> bool:
+    values = cell.config.flat()
+    same = all(values.get(name) == value for name, value in correction["settings"].items())
+    full_batches = cell.config.stabilise > 0 or not correction.get("full_batches", False)
+    return same and full_batches and cell.content["date"] < correction["since"]

@@ -1,16 +1,12 @@
-"""The methods of the paper: what they and the tasks are called, and their settings."""
+"""The names of the paper's methods, optimisers and tasks, and the settings of the methods."""
 
 import tomllib
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from fedda import algorithms
-
-SETTINGS = Path(__file__).parent / "settings"
-
 OPTIMISER_NAMES = {"sgdm": "SGDM", "adam": "Adam", "adagrad": "AdaGrad", "yogi": "Yogi"}
-METHODS = {  # in the order in which they are run: the most telling first
+METHODS = {
     "fedda": "FedDA",
     "fedopt": "FedOpt",
     "fedavg": "FedAvg",
@@ -21,10 +17,10 @@ METHODS = {  # in the order in which they are run: the most telling first
     "scaffold": "SCAFFOLD",
     "climb": "CLIMB",
     "stem": "STEM",
+    "fedprox": "FedProx",
+    "mime": "Mime",
 }
-
-
-TITLES = {
+TASKS = {
     "cifar100": "CIFAR-100",
     "emnist": "EMNIST",
     "emnist-autoencoder": "EMNIST autoencoder",
@@ -35,19 +31,19 @@ TITLES = {
 
 @lru_cache
 def settings(task: str) -> dict[str, dict[str, Any]]:
-    """The settings of each algorithm on a task, where they are not those of our presets."""
-    return tomllib.loads((SETTINGS / f"{task}.toml").read_text(encoding="utf-8"))
+    """Return the settings of each method on a task, where they are not those of our presets."""
+    path = Path(__file__).parent / "settings" / f"{task}.toml"
+    return tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
-def title(task: str) -> str:
-    """What a task is called in headings."""
-    return TITLES.get(task, task)
+def ordered(algorithms: list[str]) -> list[str]:
+    """Sort algorithms by method, in the order of `METHODS`; unknown methods come last."""
+    places = {method: place for place, method in enumerate(METHODS)}
+    return sorted(algorithms, key=lambda name: places.get(name.partition("-")[0], len(places)))
 
 
 def label(algorithm: str) -> str:
-    """`FedDA, SGDM` for fedda-sgdm."""
+    """Return the name of a method and its optimiser, such as `FedDA, SGDM` for fedda-sgdm."""
     method, _, optimiser = algorithm.partition("-")
-    name = METHODS.get(method, algorithms.makers()[algorithm].__doc__ or method)
-    return f"{name.partition(' (')[0].partition('+')[0]}" + (
-        f", {OPTIMISER_NAMES[optimiser]}" if optimiser else ""
-    )
+    name = METHODS.get(method, method)
+    return f"{name}, {OPTIMISER_NAMES[optimiser]}" if optimiser else name

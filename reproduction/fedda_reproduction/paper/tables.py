@@ -1,100 +1,46 @@
-"""Paper beside ours: lines of numbers out of finished cells, for a terminal or `README.md`."""
+"""Tables of finished runs: the paper's numbers beside ours, FedDA beside the best other, tuning."""
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from fedda import algorithms
+from fedda.errors import InputError
 from fedda.report.statistics import Interval, interval
 from fedda.report.tables import markdown_table
-from fedda.tasks import config as configs
+from fedda.storage.files import read_json
 from fedda.tasks.config import Config
-from fedda_reproduction.paper import cells, corrections
+from fedda_reproduction.paper import cells, comparison, corrections
 from fedda_reproduction.paper.cells import Cell
-from fedda_reproduction.paper.experiments import Entry, Experiment
+from fedda_reproduction.paper.experiments import METHOD_TABLES, Experiment, experiments
+from fedda_reproduction.paper.methods import OPTIMISER_NAMES, TASKS, label, ordered
 
-ALWAYS_WHOLE = ("table2", "table3", "table4", "table5")  # shown with what was not run yet
+Rows = Sequence[Mapping[str, str]]  # a table: text by column
 
-
-class Line(NamedTuple):
-    label: str
-    settings: str
-    paper: float | None
-    elsewhere: float | None
-    ours: Interval | None = None
-    last: Interval | None = None
-    seeds: int = 0
-    failures: int = 0
-    variant: str = ""  # what tells two lines of one run from each other
-    mark: str = ""  # of results that have to be run again; see `corrections`
+NUMBER = re.compile(r"[-+\d]|not finite")  # how the cells of a column of numbers begin
+PLACES = {1: "▲ ahead", 0: "= tied", -1: "▼ behind", None: "-"}
+TUNING = {
+    "algorithm": str,
+    "best": ({"train_loss": float, "at_the_end": [str]}, None),
+    "runs": int,
+    "rounds": int,
+    "seeds": [int],
+}
 
 
-def lines(experiment: Experiment, found: Iterable[Cell], rounds: int | None = None) -> list[Line]:
-    """What an experiment is about, beside what was found of it: a line each.
-
-    Runs of other seeds are one line; those of another precision or other data are another.
-    """
-    by_group: dict[str, list[Cell]] = {}
-    for cell in found:
-        by_group.setdefault(cell.group, []).append(cell)
-    made = []
-    for entry in experiment.entries:
-        config = resolved(entry, rounds)
-        at = None if entry.at is None else min(entry.at, config.rounds)
-        line = Line(entry.label, settings(config), entry.paper, entry.elsewhere)
-        variants: dict[tuple[str, str], list[Cell]] = {}
-        for one in by_group.get(cells.group(config), []):
-            variants.setdefault((one.config.precision, one.data or ""), []).append(one)
-        for (precision, data), own in sorted(variants.items()):
-            of_other = len({key[1] for key in variants}) > 1
-            made.append(
-                line._replace(
-                    ours=interval([one.mean(at) for one in own]),
-                    last=interval([one.final(at) for one in own]),
-                    seeds=len(own),
-                    failures=sum(
-                        one.content["nonfinite_clients"] + one.content["skipped_rounds"]
-                        for one in own
-                    ),
-                    variant=precision + (f", data {data[:8]}" if of_other else ""),
-                    mark=corrections.mark(own),
-                )
-            )
-        if not variants:
-            made.append(line)
-    return made
-
-
-def resolved(entry: Entry, rounds: int | None, **own: object) -> Config:
-    """The configuration of an entry, of another length where one is asked for."""
-    length = {} if rounds is None else {"rounds": rounds}
-    return configs.resolve({**entry.values, **length, **own})
-
-
-def settings(config: Config) -> str:
-    """The rates of a run, and what of the rest is not the algorithm's default."""
-    options = algorithms.options(config.algorithm)
-    chosen = {name: value for name, value in config.chosen.items() if name in options}
-    defaults = algorithms.defaults(config.algorithm, **chosen)
-    rates = ("client_lr", "server_lr", "eps", "tau", "a", "kappa")
-    shown = [
-        f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in config.chosen.items()
-        if name in rates or value != defaults[name]
-    ]
-    work = f"{config.local_work} {config.local_unit}".removesuffix(
-        "s" if config.local_work == 1 else ""
-    )
-    return ", ".join(
-        [*shown, work, *([f"stabilise {config.stabilise:g}"] * (config.stabilise > 0))]
-    )
-
-
-# ------------------------------------------------------------------------------------------ as text
+def markdown(rows: Rows) -> str:
+    """Return a table in Markdown, or a dash for a table without rows; numbers to the right."""
+    if not rows:
+        return "-"
+    columns = zip(*(row.values() for row in rows), strict=True)
+    align = ["r" if all(map(NUMBER.match, column)) else "l" for column in columns]
+    return markdown_table([list(rows[0]), *(list(row.values()) for row in rows)], "".join(align))
 
 
 def text(value: Interval | float | None) -> str:
-    """A number as the tables show it."""
+    """Return a number as the tables show it."""
     if value is None:
         return "-"
     if isinstance(value, float):
@@ -104,72 +50,174 @@ def text(value: Interval | float | None) -> str:
     return f"{value.mean:.4f}" + ("" if value.half is None else f" ± {value.half:.4f}")
 
 
-def rows(made: Sequence[Line]) -> list[list[str]]:
-    """The lines as text under a header, without columns that say nothing."""
-    header = ["run", "paper", "elsewhere", "ours", "last", "seeds", "not finite", "precision"]
-    body = [
-        [
-            f"{line.label}{line.mark}",
-            text(line.paper),
-            text(line.elsewhere),
-            text(line.ours),
-            text(line.last),
-            str(line.seeds or "-"),
-            str(line.failures) if line.seeds else "-",
-            line.variant or "-",
-        ]
-        for line in made
+# ------------------------------------------------------------------------------- an experiment
+
+
+def rows(
+    experiment: Experiment, finished: Iterable[Cell], rounds: int | None = None
+) -> list[dict[str, str]]:
+    """Return a row for each run of an experiment over its seeds, beside the published numbers.
+
+    Runs that were not made yet have a row, too. Runs that differ in precision or data are separate
+    rows. Columns of published numbers are left out where there are none.
+    """
+    made = []
+    for entry, lists in comparison.variants(experiment.entries, finished, rounds):
+        config = entry.resolved(rounds=rounds)
+        at = None if entry.at is None else min(entry.at, config.rounds)
+        for seeds in lists or [[]]:
+            failures = [c.content["nonfinite_clients"] + c.content["skipped_rounds"] for c in seeds]
+            made.append(
+                {
+                    "run": f"{entry.label}{corrections.mark(seeds)}",
+                    "paper": text(entry.paper),
+                    "elsewhere": text(entry.elsewhere),
+                    "ours": _over_seeds([cell.mean(at) for cell in seeds]),
+                    "last": _over_seeds([cell.final(at) for cell in seeds]),
+                    "seeds": str(len(seeds) or "-"),
+                    "not finite": str(sum(failures)) if seeds else "-",
+                    "precision": seeds[0].config.precision if seeds else "-",
+                    "settings": settings(config),
+                }
+            )
+    empty = [name for name in ("paper", "elsewhere") if {row[name] for row in made} == {"-"}]
+    return [{name: row[name] for name in row if name not in empty} for row in made]
+
+
+def _over_seeds(values: Sequence[float | None]) -> str:
+    return text(interval(values)) if values else "-"
+
+
+def settings(config: Config) -> str:
+    """Return the rates of a run, and its other settings that are not the defaults."""
+    options = algorithms.options(config.algorithm)
+    chosen = {name: value for name, value in config.chosen.items() if name in options}
+    defaults = algorithms.defaults(config.algorithm, **chosen)
+    rates = ("client_lr", "server_lr", "eps", "tau", "a", "kappa")
+    shown = [
+        f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in config.chosen.items()
+        if name in rates or value != defaults[name]
     ]
-    optional = ("paper", "elsewhere")
-    kept = [
-        i
-        for i, name in enumerate(header)
-        if name not in optional or any(row[i] != "-" for row in body)
-    ]
-    return [[row[i] for i in kept] for row in (header, *body)]
-
-
-def markdown(made: Sequence[Line]) -> str:
-    """The lines as a table, with the settings of each run as the last column."""
-    header, *body = rows(made)
-    body = [[*row, line.settings] for row, line in zip(body, made, strict=True)]
-    return markdown_table([[*header, "settings"], *body], "l" + "r" * (len(header) - 1) + "l")
-
-
-def other_length(experiment: Experiment, rounds: int | None) -> str:
-    """A warning that runs of so many rounds stand beside numbers of others, if they do."""
-    if rounds is None:
-        return ""
-    # A number of the paper may be one from the middle of a run.
-    lengths = {entry.at or resolved(entry, None).rounds for entry in experiment.entries}
-    lengths -= {entry.at for entry in experiment.entries if entry.at and entry.at <= rounds}
-    if lengths <= {rounds}:
-        return ""
-    published = any(entry.paper is not None for entry in experiment.entries)
-    whose = "the paper's are" if published else "the experiment's are"
-    theirs = " or ".join(f"{length:,}" for length in sorted(lengths))
-    ours = "1 round" if rounds == 1 else f"{rounds:,} rounds"
-    return f"Ours are after {ours}, {whose} after {theirs}: do not compare them."
+    unit = config.local_unit.removesuffix("s" if config.local_work == 1 else "")
+    full = [f"stabilise {config.stabilise:g}"] if config.stabilise > 0 else []
+    return ", ".join([*shown, f"{config.local_work} {unit}", *full])
 
 
 def counted(
-    experiment: Experiment, found: Iterable[Cell], rounds: int | None = None
+    experiment: Experiment, finished: Iterable[Cell], rounds: int | None = None
 ) -> tuple[int, int]:
-    """How many of an experiment's runs there are, of how many; several entries may share one.
+    """Return how many runs of an experiment are finished, and how many it has.
 
-    Those of the experiment's own length or, if that is asked for, of so many rounds.
+    Several entries may share a run. Runs are of the experiment's length, or of `rounds`.
     """
-    wanted = {cells.group(resolved(entry, rounds)) for entry in experiment.entries}
-    return len(wanted & {cell.group for cell in found}), len(wanted)
+    wanted = {cells.group(entry.resolved(rounds=rounds)) for entry in experiment.entries}
+    return len(wanted & {cell.group for cell in finished}), len(wanted)
 
 
-def section(experiment: Experiment, found: Sequence[Cell]) -> str:
-    made = lines(experiment, found)
-    ran, wanted = counted(experiment, found)
-    state = f"`fedda reproduce {experiment.name}`: {ran} of {wanted} runs."
-    parts = [f"## {experiment.title}", " ".join([state, *experiment.notes])]
-    if experiment.name not in ALWAYS_WHOLE:
-        made = [line for line in made if line.seeds]
-    if made:
-        parts.append(markdown(made))
-    return "\n\n".join(parts)
+def section(experiment: Experiment, finished: Sequence[Cell]) -> str:
+    """Return the state, the note and the table of an experiment in Markdown."""
+    done, wanted = counted(experiment, finished)
+    state = f"`fedda reproduce {experiment.name}`: {done} of {wanted} runs. {experiment.note}"
+    whole = experiment.name in METHOD_TABLES
+    shown = [row for row in rows(experiment, finished) if whole or row["seeds"] != "-"]
+    return f"{state.strip()}\n\n{markdown(shown)}"
+
+
+# --------------------------------------------------------------------------------- other tables
+
+
+def fedda_columns(finished: Sequence[Cell]) -> Rows:
+    """FedDA beside the best other method in every column of the paper's tables of methods."""
+    made = []
+    for table in METHOD_TABLES:
+        printed = {entry.algorithm: entry.paper or 0.0 for entry in experiments()[table].entries}
+        for column in comparison.columns(table, finished):
+            if not column.ours:
+                continue
+            fedda, rival = f"fedda-{column.optimiser}", column.rival
+            others = comparison.optimiser_columns(table)[column.optimiser]
+            best = max if column.ours[0].content["higher_is_better"] else min
+            theirs = best((name for name in others if name != fedda), key=printed.__getitem__)
+            made.append(
+                {
+                    "table": experiments()[table].title.partition(",")[0],
+                    "FedDA": OPTIMISER_NAMES[column.optimiser],
+                    "paper": text(printed[fedda]),
+                    "ours": _result(column.ours),
+                    "it is": PLACES[column.order],
+                    "best other, ours": f"{_method(rival)} {_result(column.theirs)}".strip(),
+                    "best other, paper": f"{_method(theirs)} {text(printed[theirs])}",
+                    "seeds": str(len(column.ours)),
+                }
+            )
+    return made
+
+
+def _method(algorithm: str | None) -> str:
+    return label(algorithm).partition(",")[0] if algorithm else ""
+
+
+def _result(seeds: Sequence[Cell]) -> str:
+    return f"{_over_seeds([cell.mean() for cell in seeds])}{corrections.mark(seeds)}"
+
+
+def tuning(folder: Path) -> Rows:
+    """The lowest training loss of each method's grid, methods down and tasks across."""
+    best_points: dict[str, dict[str, Any]] = {}
+    for path in sorted(folder.glob("tuning/*/*.json")):
+        try:
+            content = read_json(path, TUNING)
+            algorithms.options(content["algorithm"])  # refuses an unknown one
+            points = content["runs"] // len(content["seeds"])
+        except (ValueError, ZeroDivisionError) as error:
+            raise InputError(
+                f"{path} is not what fedda_reproduction.tune writes: {error}. Delete it, and tune "
+                "that algorithm again."
+            ) from error
+        budget = f"{points} points x {content['rounds']} rounds"
+        task = f"{TASKS.get(path.parent.name, path.parent.name)}, {budget}"
+        best_points.setdefault(task, {})[content["algorithm"]] = content["best"]
+    known = {name for by_name in best_points.values() for name in by_name}
+    made = []
+    for name in ordered([name for name in algorithms.names() if name in known]):
+        row = {"method": label(name)}
+        for task, by_name in best_points.items():
+            best = by_name.get(name, {"train_loss": None})
+            row[task] = "-" if best else "not finite"
+            if best and best["train_loss"] is not None:
+                lowest = min(point["train_loss"] for point in by_name.values() if point)
+                end = " (lowest)" if best["train_loss"] == lowest else ""
+                row[task] = f"{best['train_loss']:.4g}{'†' if best['at_the_end'] else ''}{end}"
+        made.append(row)
+    return made
+
+
+def corrections_of(finished: Sequence[Cell]) -> Rows:
+    """The corrections that some of these runs were made before."""
+    names = ("runs", "defect")
+    missing = corrections.missing_in(finished)
+    return [{name: correction[name] for name in names} for correction in missing]
+
+
+def sources(finished: Sequence[Cell]) -> Rows:
+    """The runs, data and devices of each task."""
+    by_task: dict[str, list[dict[str, Any]]] = {}
+    for cell in finished:
+        by_task.setdefault(cell.config.task, []).append(cell.content)
+    return [
+        {
+            "task": TASKS.get(task, task),
+            "runs": str(len(contents)),
+            "clients": _each(str(content.get("clients", "-")) for content in contents),
+            "finished": f"{min(c['date'] for c in contents):.10} to "
+            f"{max(c['date'] for c in contents):.10}",
+            "device": _each(content["device"] for content in contents),
+            "data": _each(content["data"].get("words", "-") for content in contents),
+        }
+        for task, contents in sorted(by_task.items())
+    ]
+
+
+def _each(values: Iterable[str]) -> str:
+    return "; ".join(sorted(set(values)))

@@ -1,100 +1,104 @@
-"""Trains the runs of cells: one with checkpoints, or several that are one program together."""
+"""Train the runs of cells: one in a run directory, or several of one program together.
 
+Unfinished work is in `.work` of the results folder: `<cell>/` is the run directory of one run, and
+`together-<hash>/` that of several. The settings of the latter are the names of their cells in
+order, and its checkpoints have arrays that are stacked over them. Only the same runs, in the same
+order, continue from there.
+"""
+
+import contextlib
 import dataclasses
+import hashlib
+import json
 import math
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
+import numpy as np
 
 from fedda import algorithms, api, tasks
 from fedda.core import tree
 from fedda.core.tree import PyTree
 from fedda.data import memory as free_memory
+from fedda.errors import InputError
 from fedda.experiments import run as experiment
 from fedda.simulate import grid, train
 from fedda.simulate.grid import Part
+from fedda.storage.directory import RunDirectory, read_settings
 from fedda.storage.provenance import compile_seconds, provenance
 from fedda.tasks.config import Config
-from fedda_reproduction.paper import batches, cells
+from fedda_reproduction.paper import cells
 
 SMALL = 2_000_000  # parameters: a larger model keeps a device busy alone
+SECONDS = 60.0  # between checkpoints of runs that are trained together
+BYTES_PER_SECOND = 1e8  # large checkpoints are written less often, as they take time
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 Over = Callable[[], bool]  # whether to stop: the time is over, or Ctrl-C came
 
 
+class Stopped(Exception):  # noqa: N818 - nothing is wrong
+    """The training was asked to stop, and is not at its end."""
+
+
 def program(config: Config) -> str:
-    """One text for runs that one compiled program serves: those that differ in numbers it takes."""
+    """Return one text for all runs that one compiled program can train together."""
     options = algorithms.options(config.algorithm)
-    traced = {name for name in config.chosen if name not in options} | {"seed", "rounds"}
-    kept = {name: value for name, value in cells.decisive(config).items() if name not in traced}
-    return str(sorted(kept.items()))
+    traced = {name for name in config.chosen if name not in options} | {"seed"}
+    fixed = {name: value for name, value in cells.identity(config).items() if name not in traced}
+    return str(sorted(fixed.items()))
 
 
-def words(config: Config) -> str:
-    """A run as a person is told of it."""
-    return f"{config.task} {config.algorithm} seed {config.seed}"
-
-
-def words_together(runs: Sequence[Config]) -> str:
-    """Runs of one program as a person is told of them: by what they differ in."""
+def title(*runs: Config) -> str:
+    """Return a name for runs of one program, by the settings in which they differ."""
+    name = f"{runs[0].task} {runs[0].algorithm}"
     if len(runs) == 1:
-        return words(runs[0])
-    each = [config.flat() for config in runs]
-    values = {name: list(dict.fromkeys(own[name] for own in each)) for name in each[0]}
-    varied = "; ".join(
-        f"{name} {', '.join(map(str, own))}" for name, own in values.items() if len(own) > 1
-    )
-    return f"{runs[0].task} {runs[0].algorithm}, {len(runs)} together ({varied})"
+        return f"{name} seed {runs[0].seed}"
+    flat = [config.flat() for config in runs]
+    values = {key: list(dict.fromkeys(settings[key] for settings in flat)) for key in flat[0]}
+    varied = (f"{key} {', '.join(map(str, v))}" for key, v in values.items() if len(v) > 1)
+    return f"{name}, {len(runs)} together ({'; '.join(varied)})"
 
 
 def pays_together(config: Config) -> bool:
-    """Whether runs of this program are faster together, and need nothing that batches lack."""
+    """Return whether runs of this program train faster together, and can be trained so."""
     problem, setup, _ = experiment.prepare(config)
     parameters = tree.size(problem.model.shapes())
     return parameters <= SMALL and setup.host_rounds is None and problem.final is None
 
 
-def place(folder: Path, name: str) -> Path:
-    """Where the work on one cell is kept."""
-    return folder / ".work" / name
+def directory_together(folder: Path, names: Sequence[str], size: int) -> Path:
+    """Return the run directory of several cells, trained in a program for `size` runs."""
+    text = json.dumps([*names, size])
+    return folder / ".work" / f"together-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
-class Stopped(Exception):  # noqa: N818 - nothing is wrong
-    """They were told to stop, and are not at their end."""
+def begun_together(folder: Path) -> dict[Path, list[str]]:
+    """Return the names of the cells in each directory of runs that are trained together."""
+    directories = {}
+    for path in sorted(folder.glob(".work/together-*/config.toml")):
+        # Another process deletes it; or it is damaged, which is reported when it is continued.
+        with contextlib.suppress(FileNotFoundError, InputError):
+            directories[path.parent] = read_settings(path.parent)["members"]
+    return directories
 
 
-def alone(config: Config, folder: Path, name: str, tell: Tell, over: Over) -> None:
-    """Trains one run, from its last checkpoint if it was interrupted, and writes its cell.
-
-    It is stopped at an evaluation after the time is over.
-    """
-    directory = place(folder, name)
-
-    def told(progress: experiment.Progress) -> None:
-        value = progress.row[progress.metric]
-        shown = "-" if value is None else f"{value:.3g}"
-        done = f"round {progress.row['round']}/{progress.rounds}"
-        tell(f"{words(config)}: {done} {progress.metric} {shown}")
-        if progress.row["round"] < progress.rounds and over():
-            raise Stopped
-
-    if (directory / "config.toml").exists():
-        now = {"checkpoint_every": config.checkpoint_every}  # it may have begun with another
-        outcome = experiment.resume(directory, now, told)
-    else:
-        outcome = experiment.run(with_memory(config), directory, told)
-    for note in outcome.notes:
-        tell(f"{words(config)}: {note}")
-    clients = tasks.load(config).shards.num_clients
-    cells.write(folder, config, outcome.result.history, outcome.summary | {"clients": clients})
-    shutil.rmtree(directory)
+def tidy(folder: Path) -> None:
+    """Delete what is left in `.work` of runs that are finished."""
+    done = {path.stem for path in (folder / "cells").glob("*/*.json")}
+    for path, names in begun_together(folder).items():
+        if {*names} <= done:  # they came to their end in other company
+            shutil.rmtree(path, ignore_errors=True)  # another process may tidy up, too
+    for path in folder.glob(".work/*.lock"):
+        if path.stem in done:
+            path.unlink(missing_ok=True)
 
 
 def with_memory(config: Config) -> Config:
-    """Lets client memory have its share of an accelerator, which changes no number.
+    """Give client memory its share of an accelerator, which changes no number.
 
     Only if all of it then fits: a part that is fetched from the host needs room twice, and more of
     it makes nothing faster.
@@ -107,69 +111,115 @@ def with_memory(config: Config) -> Config:
     return roomy if experiment.prepare(roomy)[1].host_rounds is None else config
 
 
-def several(
-    runs: Sequence[Config], folder: Path, names: Sequence[str], tell: Tell, over: Over
-) -> None:
-    """Trains runs of one program together, in batches, and writes the cells of one when it is done.
+def train_one(config: Config, folder: Path, name: str, report: Report, over: Over) -> None:
+    """Train one run, from its last checkpoint if it has one, and write its cell.
 
-    A batch goes on from its last checkpoint, and is stopped and kept at the first evaluation at
-    which it is `over`.
+    Raises:
+        Stopped: It was over at an evaluation.
+    """
+    directory = folder / ".work" / name
+
+    def on_progress(progress: experiment.Progress) -> None:
+        value = progress.row[progress.metric]
+        shown = "-" if value is None else f"{value:.3g}"
+        done = f"round {progress.row['round']}/{progress.rounds}"
+        report(f"{title(config)}: {done} {progress.metric} {shown}")
+        if progress.row["round"] < progress.rounds and over():
+            raise Stopped
+
+    if (directory / "config.toml").exists():
+        now = {"checkpoint_every": config.checkpoint_every}  # it may have begun with another
+        outcome = experiment.resume(directory, now, on_progress)
+    else:
+        outcome = experiment.run(with_memory(config), directory, on_progress)
+    for note in outcome.notes:
+        report(f"{title(config)}: {note}")
+    clients = tasks.load(config).shards.num_clients
+    cells.write(folder, config, outcome.result.history, outcome.summary | {"clients": clients})
+    shutil.rmtree(directory)
+
+
+def train_together(
+    runs: Sequence[Config], folder: Path, names: Sequence[str], report: Report, over: Over
+) -> None:
+    """Train runs of one program in batches, and write the cells of a batch when it is done.
+
+    A batch continues from its last checkpoint.
+
+    Raises:
+        Stopped: It was over at an evaluation, of which there is a checkpoint.
     """
     compiled = compile_seconds()
     problem, setup, _ = experiment.prepare(runs[0])
-    hypers = [algorithms.configure(each.algorithm, each.chosen)[1] for each in runs]
-    kept: dict[range, batches.Kept] = {}
-    # What was stopped together goes on so, though the device may have less room by now.
-    size = len(runs) if batches.place(folder, names, len(names)).exists() else None
+    hypers = [algorithms.configure(run.algorithm, run.chosen)[1] for run in runs]
+    directories: dict[range, RunDirectory] = {}
+    saved = time.monotonic()
+    # Runs that were stopped together go on so, though the device may have less room by now.
+    whole = directory_together(folder, names, len(names)).exists()
+    seeds, together = [run.seed for run in runs], len(runs) if whole else None
 
-    def told(members: range, what: str) -> None:
-        tell(f"{words_together(runs[members.start : members.stop])}: {what}")
+    def announce(members: range, message: str) -> None:
+        report(f"{title(*runs[members.start : members.stop])}: {message}")
 
-    def begun(members: range, shapes: PyTree) -> Part | None:
-        size = (*shapes.nonfinite.shape, 1)[0]
-        kept[members] = batches.Kept(folder, names[members.start : members.stop], size)
-        part = kept[members].read(shapes)
-        if part is not None:
-            told(members, f"continued from round {part.round}")
-        return part
+    def begin(members: range, shapes: PyTree) -> Part | None:
+        part, size = list(names[members.start : members.stop]), (*shapes.nonfinite.shape, 1)[0]
+        directory = RunDirectory(directory_together(folder, part, size), {"members": part})
+        directories[members] = directory
+        checkpoint = directory.read_back(lambda: shapes)
+        if checkpoint is None:
+            return None
+        announce(members, f"continued from round {checkpoint.round}")
+        rows = [
+            {
+                key: np.array(value) if isinstance(value, list) else value
+                for key, value in row.items()
+            }
+            for row in checkpoint.progress["rows"]
+        ]
+        seconds = checkpoint.progress["seconds"]
+        return Part(round=checkpoint.round, run=checkpoint.run, rows=rows, seconds=seconds)
 
-    def reached(members: range, part: Part) -> None:
-        told(members, f"round {part.round}/{runs[0].rounds}")
+    def on_evaluation(members: range, part: Part) -> None:
+        nonlocal saved
+        announce(members, f"round {part.round}/{runs[0].rounds}")
         if part.round == runs[0].rounds:
             return
-        stop = over()
-        if stop or kept[members].is_due(part):
-            for note in kept[members].save(part):
-                told(members, note)
+        stop, waited = over(), time.monotonic() - saved
+        if stop or waited > max(SECONDS, tree.nbytes(part.run) / BYTES_PER_SECOND):
+            rows = [{k: np.asarray(v).tolist() for k, v in row.items()} for row in part.rows]
+            progress = {"rows": rows, "seconds": part.seconds}
+            directories[members].save(part.round, part.run, progress)
+            saved = time.monotonic()
         if stop:
             raise Stopped
 
     try:
-        for done in api.train_grid(
-            setup, hypers, [each.seed for each in runs], size, reached, begun
+        for batch in api.train_grid(
+            setup, hypers, seeds, together, on_evaluation=on_evaluation, begun=begin
         ):
             compiling = compile_seconds() - compiled
             compiled += compiling
-            share = {"total": done.seconds + compiling, "compile": compiling}
-            count = len(done.members)
-            mesh = setup.layout.mesh
-            state = done.states()[0]
-            for i, history in zip(done.members, done.histories, strict=True):
+            seconds = {"total": batch.seconds + compiling, "compile": compiling}
+            for i, history in zip(batch.members, batch.histories, strict=True):
                 summary = {
                     "metric": problem.metrics[0].__name__,
                     "higher_is_better": problem.higher_is_better,
-                    "parameters": tree.size(state.params),
+                    "parameters": tree.size(problem.model.shapes()),
                     **{name: history[-1][name] for name in train.TOTALS},
-                    "seconds": {name: value / count for name, value in share.items()},
-                    "together": done.size,
+                    "seconds": {name: of / len(batch.members) for name, of in seconds.items()},
+                    "together": batch.size,
                     **provenance(),
-                    "devices": 1 if mesh is None else mesh.size,
+                    "devices": 1 if setup.layout.mesh is None else setup.layout.mesh.size,
                     "data": dict(problem.data),
                     "clients": problem.shards.num_clients,
                 }
                 cells.write(folder, runs[i], history, summary)
-            kept[done.members].drop()
+            directory = directories.pop(batch.members)
+            directory.close()
+            assert directory.path is not None
+            shutil.rmtree(directory.path, ignore_errors=True)
     finally:  # interrupted or not, the last checkpoints are written to their end
-        for members, batch in kept.items():
-            for note in batch.close():
-                told(members, note)
+        for members, directory in directories.items():
+            directory.close()
+            for note in directory.notes:
+                announce(members, note)

@@ -1,167 +1,336 @@
-"""What our results say of each claim of the paper that numbers can settle.
+"""Check the claims of the paper against finished runs: a verdict and the numbers behind it.
 
-F1 to F4 and F13 are about mathematics: `fedda theory` measures them, and what it wrote into
-`theory` beside the cells is read here. So is what `fedda bench` wrote into `bench.json`, as the
-seconds of cells depend on what else the machine did. The rest is read off the cells alone.
+F1 to F4 and F13 are about mathematics: `fedda theory` measures them and writes `theory.json`. The
+times of F14 are those of `fedda bench`, as the seconds of cells depend on what else the machine
+did. Everything else is computed from the cells. What the verdicts mean in words is written by hand
+in the `README.md` of the results.
 """
 
-from collections.abc import Mapping, Sequence
+import enum
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from fedda.errors import InputError
-from fedda.report.tables import markdown_table, markdown_text
 from fedda.storage.files import read_json
 from fedda.storage.schema import NUMBER_OR_NULL
-from fedda_reproduction.paper import conduct, evidence, rivals
-from fedda_reproduction.paper.cells import Cell, Cells
-from fedda_reproduction.paper.experiments import FEDDA
-from fedda_reproduction.paper.judging import FAILS, HOLDS, IN_PART, OPEN, Verdict
+from fedda_reproduction.paper import comparison
+from fedda_reproduction.paper.cells import Cell
+from fedda_reproduction.paper.experiments import FEDDA, TUNED, Entry, experiments
+from fedda_reproduction.paper.methods import OPTIMISER_NAMES, TASKS, label
 
-LITTLE = 1.25  # times FedAvg's round, where we say that it is little time
-MEANING = (
-    "F1 to F14 are what the paper claims, and what using it asks for. *Holds*: in all that was "
-    "compared; *so far*: in all that was run, of more; *in part*: in some of it; *does not hold*: "
-    "in none of it. Two methods are told apart by the 95 % interval of their difference over "
-    "shared seeds; where there is one seed, if they differ by over 1 % of what they come to."
-)
-
-
-# What is read of the files of `fedda theory` and `fedda bench`.
-THEORY_FILE = {
-    "claims": [{"key": str, "claim": str, "verdict": str, "measured": str}],
-    "date?": str,
-    "device?": str,
-    "commit?": str,
-    "versions?": {...: str},
+# The values that FedDA is timed to (F5), as the paper's "turning points" are not defined.
+THRESHOLDS = {
+    "table2": (0.30, 0.35, 0.40, 0.45),
+    "table3": (0.75, 0.80, 0.82, 0.84),
+    "table5": (0.2, 0.4, 0.6),
 }
-BENCH_FILE = {"device": str, "models": {...: {"fedda_to_fedavg?": NUMBER_OR_NULL}}}
+PAPER_FASTER = {"table2": 0.343, "table3": 0.226, "table5": 0.754}  # fewer rounds, it says
+LOCAL_ITERATIONS = (1, 2, 5, 10, 20)
+RATES = tuple(f"table{number}" for number in range(6, 12))
+LITTLE_TIME = 1.25  # times FedAvg's round
+
+# What is read of the files of `fedda theory` and `fedda bench`, if they are there.
+File = Mapping[str, Any] | None
+THEORY = {"claims": [{"key": str, "verdict": str}]}
+BENCH = {"device": str, "models": {...: {"fedda_to_fedavg?": NUMBER_OR_NULL}}}
 
 
-class Beside(NamedTuple):
-    """What other commands wrote beside the cells; None: they were not run."""
-
-    theory: Mapping[str, Any] | None = None
-    bench: Mapping[str, Any] | None = None
-
-
-def verdicts(results: Cells, beside: Beside) -> list[Verdict]:
-    """One for each claim, F1 to F14."""
-    found = results.found
-    return [
-        *(_of_theory(name, claim, beside.theory) for name, claim in THEORY.items()),
-        rivals.faster(found),
-        rivals.best(found),
-        rivals.stack_overflow(found),
-        conduct.local_iterations(found),
-        conduct.more_rounds(found),
-        conduct.sensitivity(found),
-        conduct.stabilisation(found),
-        conduct.decoupling(found),
-        _of_theory("F13", RATIOS, beside.theory),
-        _cost(found, beside.bench),
-    ]
+class Verdict(enum.StrEnum):
+    CONFIRMED = "confirmed"
+    PARTLY = "partly confirmed"
+    NOT = "not confirmed"
+    OPEN = "open"
 
 
-def read_beside(folder: Path) -> Beside:
-    theory, bench = folder / "theory" / "theory.json", folder / "bench.json"
-    return Beside(
-        _written_by("fedda theory", theory, THEORY_FILE),
-        _written_by("fedda bench", bench, BENCH_FILE),
-    )
+class Check(NamedTuple):
+    """The verdict on a claim, numbers to quote, and a table of what it follows from."""
+
+    verdict: Verdict
+    numbers: Mapping[str, str] = {}
+    table: Sequence[Mapping[str, str]] = ()
 
 
-def _written_by(command: str, path: Path, spec: Any) -> Mapping[str, Any] | None:
-    if not path.exists():
-        return None
-    try:
-        found: dict[str, Any] = read_json(path, spec)
-    except ValueError as error:
-        raise InputError(
-            f"{path} is not what {command} writes: {error}. Delete it, or write it again."
-        ) from error
-    return found
+def checks(finished: Sequence[Cell], theory: File = None, bench: File = None) -> dict[str, Check]:
+    """Check every claim, F1 to F14."""
+    return {
+        **{name: _theory(name, theory) for name in ("F1", "F2", "F3", "F4")},
+        "F5": _faster(finished),
+        "F6": _best(finished, "table2", "table3", "table4"),
+        "F7": _best(finished, "table5"),
+        "F8": _local_iterations(finished),
+        "F9": _more_rounds(finished),
+        "F10": _sensitivity(finished),
+        "F11": _full_batches(finished),
+        "F12": _momentum(finished),
+        "F13": _theory("F13", theory),
+        "F14": _cost(finished, bench),
+    }
 
 
-def section(results: Cells, beside: Beside) -> str:
-    """As Markdown: a table of one sentence a claim, and under it the numbers."""
-    found = verdicts(results, beside)
-    listed = markdown_table(
-        [["", "the paper says", "verdict", "what we found"], *_cells(found)], "llll"
-    )
-    numbers = [
-        f"- **{each.name}** {markdown_text(each.measured)}" for each in found if each.measured
-    ]
-    title = "## What becomes of the paper's claims"
-    parts = [title, MEANING, listed, "The numbers behind these:", "\n".join(numbers)]
-    return "\n\n".join(parts)
+def decided(cases: Sequence[bool], needed: int) -> Verdict:
+    """Judge a claim by the cases in which it is true or not; `needed` cases would be all."""
+    if not all(cases):
+        return Verdict.PARTLY if any(cases) else Verdict.NOT
+    return Verdict.CONFIRMED if len(cases) >= needed else Verdict.OPEN
 
 
-def _cells(found: Sequence[Verdict]) -> list[list[str]]:
-    return [[each.name, each.claim, each.verdict, each.told] for each in found]
+def _gain(ours: Sequence[Cell], theirs: Sequence[Cell]) -> str:
+    """By how much one method ends above another, over shared seeds."""
+    if not comparison.pairs(ours, theirs):
+        return "-"
+    mean, half = comparison.margin(ours, theirs)
+    return f"{mean:+.2g}" + ("" if half is None else f" ± {half:.2g}")
 
 
-# ------------------------------------------------------------------------------------ from theory
-
-THEORY = {
-    "F1": "With one full-batch step and all clients, FedDA is the centralised optimiser.",
-    "F2": "The mean of the decoupled momenta is the global momentum, exactly.",
-    "F3": "Local momentum deviates exponentially with local steps t, decoupled momentum as t².",
-    "F4": "Local deviations grow at the rate λ+ of its appendix.",
-}
-RATIOS = "In FedDA+Adam the entries of m̂ / √v̂ stay near ±1."
+def _percent(share: float, digits: int = 1) -> str:
+    return f"{100 * share:.{digits}f} %"
 
 
-def _of_theory(name: str, claim: str, theory: Mapping[str, Any] | None) -> Verdict:
-    """What `fedda theory` found; a claim of several parts holds if all of them do.
+# ---------------------------------------------------------------------------------- other commands
 
-    Of a claim of one part, what was measured begins with the sentence to be told.
-    """
-    parts = [part for part in (theory or {}).get("claims", []) if part["key"].split()[:1] == [name]]
+
+def read_beside(folder: Path) -> dict[str, Any]:
+    """Read what `fedda theory` and `fedda bench` wrote beside the cells, for `checks`."""
+    files = {"theory": ("theory/theory.json", THEORY), "bench": ("bench.json", BENCH)}
+    contents = {}
+    for command, (name, spec) in files.items():
+        try:
+            contents[command] = read_json(folder / name, spec) if (folder / name).exists() else None
+        except ValueError as error:
+            raise InputError(
+                f"{folder / name} is not what fedda {command} writes: {error}. Delete it, or "
+                "write it again."
+            ) from error
+    return contents
+
+
+def _theory(name: str, theory: File) -> Check:
+    """A claim of several parts is confirmed if all of them are."""
+    claims = (theory or {"claims": []})["claims"]
+    parts = {claim["verdict"] for claim in claims if claim["key"].split()[:1] == [name]}
     if not parts:
-        return Verdict(name, claim, OPEN, "Not measured yet.")
-    holding = sum(part["verdict"] == HOLDS for part in parts)
-    partly = any(part["verdict"] == IN_PART for part in parts)
-    verdict = HOLDS if holding == len(parts) else IN_PART if holding or partly else FAILS
-    if len(parts) == 1:
-        told, _, numbers = (
-            f"{part[:1].upper()}{part[1:]}" for part in parts[0]["measured"].partition("; ")
-        )
-        return Verdict(name, claim, verdict, f"{told}.", f"{numbers}." if numbers else "")
-    by_verdict: dict[str, list[str]] = {}
-    for part in parts:
-        by_verdict.setdefault(part["verdict"], []).append(f"“{part['claim']}”")
-    told = "; ".join(f"{kind}: {', '.join(claims)}" for kind, claims in by_verdict.items())
-    numbers = ". ".join(f"{part['claim']}: {part['measured']}" for part in parts)
-    return Verdict(name, claim, verdict, f"{told[0].upper()}{told[1:]}.", f"{numbers}.")
+        return Check(Verdict.OPEN)
+    whole = {"holds": Verdict.CONFIRMED, "does not hold": Verdict.NOT}
+    return Check(whole.get(parts.pop(), Verdict.PARTLY) if len(parts) == 1 else Verdict.PARTLY)
 
 
-# --------------------------------------------------------------------------- from cells and bench
-
-
-def _cost(found: Sequence[Cell], bench: Mapping[str, Any] | None) -> Verdict:
-    claim = "FedDA costs a second model, down and up, and little time."
+def _cost(finished: Sequence[Cell], bench: File) -> Check:
     sent = set()
     for name in ("table2", "table3"):
-        for algorithm, cell in evidence.first_runs(name, found).items():
-            if algorithm in FEDDA:
-                content, config = cell.content, cell.config
-                model = 4 * content["parameters"] * config.cohort * config.rounds
-                sent.add(tuple(round(content[f"bytes_{way}"] / model, 2) for way in ("down", "up")))
-    ratios = {
-        model: case["fedda_to_fedavg"]
-        for model, case in (bench or {}).get("models", {}).items()
-        if case.get("fedda_to_fedavg") is not None
-    }
-    if not (sent and bench and ratios):
-        return Verdict("F14", claim, OPEN, "Not run, or not timed by fedda bench.")
-    models = " or ".join(f"{down:g} models down and {up:g} up" for down, up in sorted(sent))
-    shown = ", ".join(f"{model} {ratio:.2f}" for model, ratio in ratios.items())
-    little = max(ratios.values()) <= LITTLE and all(round(max(each), 1) == 2 for each in sent)
-    return Verdict(
-        "F14",
-        claim,
-        HOLDS if little else IN_PART,
-        f"{models}, in float32; a round takes {shown} times FedAvg's (fedda bench, "
-        f"{bench['device']}).",
-    )
+        runs = comparison.runs(name, finished)
+        for cell in (runs[algorithm][0] for algorithm in FEDDA if algorithm in runs):
+            model = 4 * cell.content["parameters"] * cell.config.cohort * cell.config.rounds
+            sent |= {round(cell.content[f"bytes_{way}"] / model, 2) for way in ("down", "up")}
+    timed = {} if bench is None else bench["models"]
+    times = {name: model.get("fedda_to_fedavg") for name, model in timed.items()}
+    times = {name: ratio for name, ratio in times.items() if ratio is not None}
+    if not (sent and times):
+        return Check(Verdict.OPEN)
+    lowest, highest = min(times.values()), max(times.values())
+    little = highest <= LITTLE_TIME and round(max(sent), 1) == 2
+    models = " or ".join(f"{number:g}" for number in sorted(sent))
+    table = [{"model": name, "FedDA's time / FedAvg's": f"{times[name]:.2f}"} for name in times]
+    numbers = {"models": models, "times": f"{lowest:.2f} to {highest:.2f}"}
+    verdict = Verdict.CONFIRMED if little else Verdict.PARTLY
+    return Check(verdict=verdict, numbers=numbers, table=table)
+
+
+# --------------------------------------------------------------------- FedDA against other methods
+
+
+def _faster(finished: Sequence[Cell]) -> Check:
+    """By the rounds to fixed values, against the methods that reach the lowest of them."""
+    table, shares, won = [], {}, []
+    for name, goals in THRESHOLDS.items():
+        runs, entries = comparison.runs(name, finished), experiments()[name].entries
+        races = {
+            OPTIMISER_NAMES[optimiser]: _race(runs, f"fedda-{optimiser}", column, goals)
+            for optimiser, column in comparison.optimiser_columns(name).items()
+        }
+        if not (every := [saved for race in races.values() for saved in race]):
+            continue
+        task = TASKS[entries[0].task]
+        shares[task], to_own_end = np.mean(every, axis=0)
+        if len(runs) == len(entries):
+            won.append(shares[task] >= PAPER_FASTER[name])
+        row = {"task": task, "paper": _percent(PAPER_FASTER[name]), "all": _percent(shares[task])}
+        for optimiser, race in races.items():
+            row[optimiser] = _percent(np.mean(race, axis=0)[0], 0) if race else "-"
+        row[f"to {comparison.ARRIVED} of its own end"] = _percent(to_own_end)
+        row["pairs"] = str(len(every))
+        table.append(row)
+    verdict = decided(won, len(THRESHOLDS))
+    if verdict == Verdict.NOT and max(shares.values()) > 0:
+        verdict = Verdict.PARTLY
+    numbers = {task: _percent(share) for task, share in shares.items()}
+    return Check(verdict=verdict, numbers=numbers, table=table)
+
+
+def _race(
+    runs: Mapping[str, list[Cell]], fedda: str, column: Sequence[str], goals: Sequence[float]
+) -> list[tuple[float, float]]:
+    """For each rival and seed, the share of rounds saved to the goals, and to the run's own end.
+
+    A method that fails is no rival: it would make all others fast. By its own end it arrives at
+    once, so a FedDA that fails has saved nothing there.
+    """
+    return [
+        (
+            float(np.mean([comparison.saved(*pair, goal) for goal in goals])),
+            comparison.saved(*pair) if comparison.end(pair[0]) >= goals[0] else 0.0,
+        )
+        for other in column
+        if other != fedda
+        for pair in comparison.pairs(runs.get(fedda, []), runs.get(other, []))
+        if comparison.end(pair[1]) >= goals[0]
+    ]
+
+
+def _best(finished: Sequence[Cell], *names: str) -> Check:
+    columns = [column for name in names for column in comparison.columns(name, finished)]
+    orders = [column.order for column in columns]
+    counts = {"ahead": orders.count(1), "tied": orders.count(0), "behind": orders.count(-1)}
+    whole = None not in orders and not any(column.missing for column in columns)
+    if counts["ahead"]:
+        every = Verdict.CONFIRMED if whole else Verdict.OPEN
+        verdict = Verdict.PARTLY if counts["tied"] or counts["behind"] else every
+    else:
+        verdict = Verdict.NOT if counts["behind"] else Verdict.OPEN
+    return Check(verdict=verdict, numbers={name: str(counts[name]) for name in counts})
+
+
+def tuned_margins(finished: Sequence[Cell]) -> list[dict[str, str]]:
+    """A table of FedDA's margins to the best other method, where all are tuned by one rule."""
+    table = []
+    for task, name in TUNED.items():
+        tuned, full = (comparison.runs(table, finished) for table in (name, f"recommended-{task}"))
+        kinds = {"none": (tuned, tuned), "FedDA": (full, tuned), "all methods": (full, full)}
+        for kind, (ours, theirs) in kinds.items():
+            other = comparison.best(theirs, ours=False)
+            if other is None or ours.keys().isdisjoint(FEDDA):
+                continue
+            best = f"{label(other)} {comparison.mean(theirs[other]):.4f}"
+            row = {"task": TASKS[task], "with full-batch rounds": kind, "best other": best}
+            for name in FEDDA:
+                row[label(name)] = _gain(ours.get(name, []), theirs[other])
+            table.append(row)
+    return table
+
+
+# --------------------------------------------------------------------------------- FedDA by itself
+
+
+def _by(name: str) -> Callable[[Entry], tuple[str, str, Any]]:
+    """A key for runs that vary one setting."""
+    return lambda entry: (entry.task, entry.algorithm, entry.values.get(name, entry.at))
+
+
+def _local_iterations(finished: Sequence[Cell]) -> Check:
+    """Over the seeds that all numbers of local iterations share."""
+    runs = comparison.runs("figure5", finished, _by("local_work"))
+    rises, collapses = [], []
+    for task, algorithm in dict.fromkeys(key[:2] for key in runs):
+        lists = [runs.get((task, algorithm, work), []) for work in LOCAL_ITERATIONS]
+        shared = set.intersection(*({cell.config.seed for cell in seeds} for seeds in lists))
+        if not shared:
+            continue
+        alike = [[cell for cell in seeds if cell.config.seed in shared] for seeds in lists]
+        ends = list(map(comparison.mean, alike))
+        rises.append(max(ends) > ends[0])
+        if task == "emnist" and algorithm != "fedda-adam":
+            collapses.append(ends[-1] < max(ends) / 2)
+    numbers = {"rising": _count(rises), "collapsing": _count(collapses)}
+    return Check(verdict=decided(rises + collapses, 8), numbers=numbers)
+
+
+def _more_rounds(finished: Sequence[Cell]) -> Check:
+    series: dict[tuple[str, str], list[float]] = {}
+    for (task, algorithm, at), seeds in comparison.runs("figure6", finished, _by("at")).items():
+        series.setdefault((task, algorithm), []).append(comparison.mean(seeds, at))
+    rising = [
+        all(after > before - 0.01 for before, after in itertools.pairwise(values))
+        for values in series.values()
+    ]
+    return Check(verdict=decided(rising, 6), numbers={"rising": _count(rising)})
+
+
+def _sensitivity(finished: Sequence[Cell]) -> Check:
+    """By pairs of rates, as several numbers of the paper are equal; by chance half would agree."""
+    table, agreed, ordered = [], 0, 0
+    for name, task in itertools.product(RATES, ("emnist", "cifar100")):
+        runs = comparison.runs(name, finished, lambda entry: entry.label)
+        entries = [entry for entry in experiments()[name].entries if entry.task == task]
+        if any(entry.label not in runs for entry in entries):
+            continue
+        ours = [max(0.0, comparison.mean(runs[entry.label])) for entry in entries]
+        agree, pairs = comparison.same_order([entry.paper or 0.0 for entry in entries], ours)
+        agreed, ordered = agreed + agree, ordered + pairs
+        table.append({"table": name, "task": TASKS[task], "same order": f"{agree} of {pairs}"})
+    share = agreed / ordered if ordered else 0.0
+    verdict = Verdict.NOT if share <= 0.6 else Verdict.PARTLY
+    if not ordered or share >= 0.9:
+        verdict = Verdict.CONFIRMED if len(table) == 2 * len(RATES) else Verdict.OPEN
+    numbers = {"agreeing": f"{agreed} of {ordered}"}
+    return Check(verdict=verdict, numbers=numbers, table=table)
+
+
+def _full_batches(finished: Sequence[Cell]) -> Check:
+    """By the spread of the metric over the rounds that are full-batch ones, or would be."""
+    table, calmer, higher = [], [], []
+    runs = comparison.runs("stabilise", finished, _by("stabilise"))
+    compared = [
+        (task, name, 0.05, *(runs.get((task, name, share), []) for share in (0.05, 0.0)))
+        for task, name in dict.fromkeys(key[:2] for key in runs)
+    ]
+    for task, tuned in TUNED.items():
+        full, usual = (comparison.runs(table, finished) for table in (f"recommended-{task}", tuned))
+        compared += [(task, name, 0.1, full.get(name, []), usual.get(name, [])) for name in FEDDA]
+    for task, name, share, ours, theirs in compared:
+        if not (pairs := comparison.pairs(ours, theirs)):
+            continue
+        last = round(share * pairs[0][0].config.rounds)
+        spread, without = (
+            comparison.late_spread(seeds, last) for seeds in zip(*pairs, strict=True)
+        )
+        calmer.append(spread < without)
+        higher.append(comparison.order(ours, theirs) == 1)
+        table.append(
+            {
+                "task": f"{TASKS[task]}, {'tuned' if share == 0.1 else 'published'} rates",
+                "method": label(name),
+                "share of rounds": _percent(share, 0),
+                "spread": f"{spread:.2g}",
+                "spread without": f"{without:.2g}",
+                "gain": _gain(ours, theirs),
+            }
+        )
+    numbers = {"calmer": _count(calmer), "higher": _count(higher)}
+    return Check(verdict=decided(calmer, 15), numbers=numbers, table=table)
+
+
+def _momentum(finished: Sequence[Cell]) -> Check:
+    """Momentum must help, in runs of shared seeds, and more than local momentum does."""
+    runs = comparison.runs("ablation", finished, lambda entry: entry.label)
+    table, helped = [], []
+    for task, algorithm in itertools.product(("emnist", "cifar100"), FEDDA):
+        usual = f"{TASKS[task]}, {label(algorithm)}"
+        local = f"{TASKS[task]}, {label('mfl-sgdm')}, damped" if algorithm == FEDDA[0] else ""
+        others = {"none": f"{usual}, beta1 0", "restarted": f"{usual}, restarted", "local": local}
+        ours, row = runs.get(f"{usual}, beta1 0.9", []), {"momentum 0.9": usual}
+        for kind, other in others.items():
+            theirs = runs.get(other, [])
+            row[f"gain over {kind}"] = gain = _gain(ours, theirs)
+            if gain != "-" and kind != "restarted":
+                helped.append(comparison.order(ours, theirs) == 1)
+        if {*row.values()} != {usual, "-"}:
+            table.append(row)
+    numbers = {"ahead": _count(helped)}
+    return Check(verdict=decided(helped, 8), numbers=numbers, table=table)
+
+
+def _count(cases: Sequence[bool]) -> str:
+    return f"{sum(cases)} of {len(cases)}"

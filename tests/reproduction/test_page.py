@@ -1,0 +1,217 @@
+"""The page of results: tables and numbers are filled in by name, prose and verdicts are checked."""
+
+import calendar
+import json
+import re
+import time
+
+import pytest
+
+from fedda.errors import InputError
+from fedda_reproduction.paper import cells, corrections, page, tables
+from fedda_reproduction.paper.experiments import experiments
+from fedda_reproduction.paper.page import Filler
+from helpers.finished_runs import RESULTS, SUMMARY, entries, entry_of, write_cell
+
+
+@pytest.fixture(scope="module")
+def committed():
+    return Filler(RESULTS)
+
+
+def test_the_committed_page_is_filled(committed):
+    """`fedda reproduce --write` would change no byte of it."""
+    advice = "run `fedda reproduce --write` and commit reproduction/results/README.md"
+    assert (RESULTS / "README.md").read_text() == committed.page(), advice
+
+
+def test_the_verdicts_on_the_committed_page_are_those_of_the_numbers(committed):
+    text = (RESULTS / "README.md").read_text()
+    assert committed.outdated(text) == [], "write these verdicts, and what was found, again"
+    assert [name for name, _ in page.VERDICT.findall(text)] == list(committed.checks)
+
+
+def test_the_committed_page_has_everything_in_its_place(committed):
+    text = (RESULTS / "README.md").read_text()
+    places = page.PLACE.findall(text)
+    for name, experiment in experiments().items():
+        assert f"## {experiment.title}\n" in text
+        assert ("table", name) in places
+    shown = {name for kind, name in places if kind == "table"}
+    with_table = {name for name, rows in committed.tables.items() if rows}
+    assert shown == with_table | experiments().keys()
+    # A line that begins with a comment would be HTML to its end, not Markdown.
+    assert not re.search(r"^\s*<!-- number", text, re.MULTILINE)
+
+
+def test_a_verdict_that_the_numbers_contradict_is_named(committed):
+    text = (RESULTS / "README.md").read_text()
+    wrong = re.sub(r"(\| F9 \|.*?\|) confirmed \|", r"\1 not confirmed |", text)
+    assert wrong != text
+    (message,) = committed.outdated(wrong)
+    assert message.startswith("README.md says that F9 is not confirmed, and the numbers say confir")
+
+
+@pytest.fixture
+def results(tmp_path):
+    """Two runs of table 3, one of them with two seeds."""
+    write_cell(tmp_path, entry_of("table3", "fedavg"), (0.1, 0.5))
+    for seed in (0, 1):
+        write_cell(tmp_path, entry_of("table3", "fedda-sgdm"), (0.1, 0.8 + seed / 10), seed)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("runs", "3"),
+        ("F6 ahead", "1"),
+        ("table3/FedAvg", "0.5000"),
+        ("table3/FedDA, SGDM", "0.8500"),
+        ("table3/FedDA, SGDM - table3/FedAvg", "30.0"),  # they share one seed
+        # 0.8 and 0.9 less themselves: no difference, with an interval of 0.
+        ("table3/FedDA, SGDM - table3/FedDA, SGDM", "0.0 ± 0.0"),
+    ],
+)
+def test_numbers_in_prose(results, name, content):
+    (results / "README.md").write_text(f"a <!-- number: {name} -->old<!-- end --> b\n")
+    assert page.write(results) == []
+    assert (results / "README.md").read_text() == (
+        f"a <!-- number: {name} -->{content}<!-- end --> b\n"
+    )
+
+
+def test_a_table_is_filled_and_prose_is_left_alone(results):
+    (results / "README.md").write_text("Mine.\n\n<!-- table: table3 -->\nold\n<!-- end -->\n\nToo.")
+    page.write(results)
+    text = (results / "README.md").read_text()
+    assert text.startswith(
+        "Mine.\n\n<!-- table: table3 -->\n\n`fedda reproduce table3`: 2 of 20 ru"
+    )
+    # 0.8 and 0.9: the mean, and t(1) = 12.706 times 0.05.
+    assert "| FedDA, SGDM | 0.860 | - | 0.8500 ± 0.6353 | 0.8500 ± 0.6353 | 2 | 0 | tf32 |" in text
+    assert "| STEM | 0.051 | - | - | - | - | - | - |" in text
+    assert text.endswith("\n\n<!-- end -->\n\nToo.")
+
+
+@pytest.mark.parametrize("place", ["table: table22", "number: F99 x", "number: table3/Nobody"])
+def test_an_unknown_place_is_named(results, place):
+    (results / "README.md").write_text(f"<!-- {place} --><!-- end -->")
+    kind, name = place.split(": ")
+    with pytest.raises(InputError, match=f"asks for the {kind} '{name}', which is not known"):
+        page.write(results)
+
+
+def test_a_folder_without_a_page_gets_a_plain_one(results):
+    assert page.write(results) == []
+    text = (results / "README.md").read_text()
+    assert text.startswith("# Results\n")
+    assert "## Table 3: EMNIST, accuracy\n" in text
+    assert "## Table 2" not in text, "nothing was run of it"
+    assert "| FedAvg | 0.850 | 0.849 | 0.5000 |" in text
+
+
+def test_a_page_without_places_and_an_empty_folder_are_refused(results, tmp_path):
+    (results / "README.md").write_text("# A project\n")
+    with pytest.raises(InputError, match=r"has no place to fill.* Move it away"):
+        page.write(results)
+    assert (results / "README.md").read_text() == "# A project\n"
+    with pytest.raises(InputError, match=r"nothing to write about: .*cells holds no finished runs"):
+        page.write(tmp_path / "nowhere")
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_results_from_before_a_correction_are_marked_until_they_are_run_again(tmp_path):
+    """The date of a cell decides, so that a new run loses the mark by itself."""
+    run = entry_of("digits", "scaffold").resolved()
+    rows = [{"round": run.rounds, "train_loss": 1.0, "loss": 1.0, "accuracy": 0.5}]
+    day = calendar.timegm(time.strptime("2026-11-18", "%Y-%m-%d"))
+    for date, marked in ((day - 1, True), (day, False)):
+        cells.write(tmp_path, run, rows, SUMMARY, date)
+        filler = Filler(tmp_path)
+        assert ("| SCAFFOLD ‡ |" in filler.page()) == marked
+        runs = [row["runs"] for row in filler.tables["corrections"]]
+        assert runs == (["SCAFFOLD everywhere"] if marked else [])
+
+
+def test_what_is_marked_in_the_committed_results(committed):
+    marked = {
+        (cell.config.task, cell.config.algorithm, cell.config.stabilise > 0)
+        for cell in committed.finished
+        if corrections.mark([cell])
+    }
+    full = {entry.algorithm for entry in entries("recommended-stackexchange")}
+    assert marked <= {
+        ("stackexchange", "fedlin", False),
+        ("stackexchange", "stem", False),
+        *((task, "scaffold", False) for task in ("digits", "emnist", "cifar100", "stackexchange")),
+        *(("stackexchange", algorithm, True) for algorithm in full),
+    }
+
+
+def test_names_on_the_page_are_not_markup(tmp_path):
+    strange = "<script>`a|b`"
+    entry = entry_of("digits", "fedavg")
+    write_cell(tmp_path, entry, (0.1, 0.5), device=strange, data={"words": strange})
+    text = Filler(tmp_path).page()
+    assert text.count(r"&lt;script&gt;\`a\|b\`") == 2
+    assert "<script>" not in text
+
+
+def test_a_row_is_over_seeds_and_apart_by_precision(results):
+    write_cell(results, entry_of("table3", "fedavg"), (0.1, 0.7), precision="bf16")
+    rows = tables.rows(experiments()["table3"], cells.read_all(results).finished)
+    assert [(row["ours"], row["precision"]) for row in rows if row["run"] == "FedAvg"] == [
+        ("0.7000", "bf16"),
+        ("0.5000", "tf32"),
+    ]
+
+
+def test_fedda_stands_beside_the_best_other_as_the_verdicts_count_it(tmp_path):
+    for name, algorithm, end in (
+        ("table3", "fedavg", 0.6),
+        ("table3", "fedda-sgdm", 0.5),
+        ("table3", "fedda-adam", 0.601),  # within a hundredth
+        ("table3", "fedda-adagrad", None),
+        ("table4", "fedavg", 0.02),
+        ("table4", "fedda-sgdm", 0.01),
+        ("table4", "fedda-adam", 0.03),
+        ("table4", "fedda-adagrad", None),
+    ):
+        higher = name == "table3"
+        write_cell(tmp_path, entry_of(name, algorithm), (0.1, end), higher_is_better=higher)
+    filler = Filler(tmp_path)
+    places = [row["it is"] for row in filler.tables["columns"]]
+    ahead, tied, behind, _ = tables.PLACES.values()
+    assert places == [behind, tied, behind, ahead, behind, behind]
+    assert filler.checks["F6"].numbers == {"ahead": "1", "tied": "1", "behind": "4"}
+    row = filler.tables["columns"][1]
+    assert (row["best other, ours"], row["best other, paper"]) == (
+        "FedAvg 0.6000",
+        "MimeLite 0.851",
+    )
+
+
+def test_tuning_is_shown_with_its_budget_its_best_and_its_ends(tmp_path):
+    def write(task, name, best, runs=4):
+        path = tmp_path / "tuning" / task / f"{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = {"algorithm": name, "rounds": 7, "runs": runs, "seeds": [100, 101]}
+        path.write_text(json.dumps(content | {"best": best}))
+
+    assert tables.tuning(tmp_path) == []
+    write("emnist", "fedda-sgdm", {"train_loss": 0.25, "at_the_end": ["client_lr"]})
+    write("emnist", "fedavg", {"train_loss": 0.5, "at_the_end": []})
+    write("emnist", "stem", None)
+    write("digits", "mime-adam", {"train_loss": 1.5, "at_the_end": []}, runs=6)
+    lines = tables.markdown(tables.tuning(tmp_path)).splitlines()
+    assert lines[0] == "| method | Digits, 3 points x 7 rounds | EMNIST, 2 points x 7 rounds |"
+    assert lines[2:] == [
+        "| FedDA, SGDM | - | 0.25† (lowest) |",
+        "| FedAvg | - | 0.5 |",
+        "| STEM | - | not finite |",
+        "| Mime, Adam | 1.5 (lowest) | - |",
+    ]
+    (tmp_path / "tuning" / "digits" / "mime-adam.json").write_text('{"best":')
+    with pytest.raises(InputError, match=r"mime-adam\.json is not what .* Delete it, and tune"):
+        tables.tuning(tmp_path)
