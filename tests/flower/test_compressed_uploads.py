@@ -15,8 +15,7 @@ from helpers.flower_grid import LocalGrid
 
 pytest.importorskip("flwr")
 
-from fedda.flower import Secure, Settings, client_app, secure_mods, serve
-from fedda.flower import messages as wire
+from fedda.flower import Secure, Settings, client_app, messages, secure_mods, serve
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -75,9 +74,9 @@ def test_compressed_federations_come_to_the_state_of_the_simulator(name, codec):
     there = simulated(algorithm)
     assert_same(found.state, there.state)
     assert not found.events
-    # On the wire each array has a header; none is more than wire.HEADER.
+    # On the wire each array has a header; none is more than messages.MAX_HEADER.
     sent, counted = found.history[-1]["bytes_up"], there.history[-1]["bytes_up"]
-    assert counted < sent < counted + 4 * 3 * 2 * 16 * wire.HEADER
+    assert counted < sent < counted + 4 * 3 * 2 * 16 * messages.MAX_HEADER
 
 
 def test_bounded_federations_too():

@@ -168,9 +168,8 @@ def test_a_lowered_weight_lowers_all_that_it_weighs():
     """SCAFFOLD's moves and control variates must have the same weights."""
     change = scaffold.Change(np.full(2, 100.0), np.full(2, 300.0))  # 100 times 1 and 3
     upload = scaffold.Upload(Weighted(change, np.float32(100)), Counter(np.float32(1)))
-    lowered = aggregation._with_weights(
-        aggregation.Reply(upload, aggregation.NOTHING), [30.0, 0.0]
-    ).upload
+    reply = aggregation.Reply(upload, aggregation.NO_REPORT, aggregation.measure(upload))
+    lowered = aggregation._with_weights(reply, [30.0, 0.0]).upload
     assert lowered.change.weight == pytest.approx(30)
     np.testing.assert_allclose(lowered.change.sum.moved, 30.0)
     np.testing.assert_allclose(lowered.change.sum.control, 90.0)

@@ -38,6 +38,7 @@ class LocalGrid(Grid):
         return list(self.apps)
 
     def push_messages(self, messages):
+        assert isinstance(messages, list), "Flower goes through the messages twice"
         ids = []
         for message in messages:
             node, name = message.metadata.dst_node_id, str(next(self.ids))

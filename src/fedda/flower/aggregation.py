@@ -1,333 +1,248 @@
-"""The sum of what clients upload in a phase: a reply is checked as if it came from a stranger.
+"""Sum of the uploads of a phase, with checks of every reply as if it came from a stranger.
 
-Each reply is checked by itself, and then against the median of the replies of this round and of the
-rounds before, so that one client can neither make a sum overflow nor outweigh the others by far.
-`docs/flower.md` says what these checks do not stop.
+A reply is first checked by itself, and then compared with the median of the replies of this round
+and of the rounds before. So a single client can neither make the sum overflow nor outweigh the
+others by far. `docs/flower.md` says what these checks do not stop.
 """
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial, reduce
+from collections.abc import Iterable, Mapping
+from functools import reduce
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flwr.app import Message, RecordDict
+from flwr.app import ArrayRecord, RecordDict
 
 from fedda.core.algorithm import Phase, Seen
-from fedda.core.local import Weighted, is_counter, is_weighted, without_counters
+from fedda.core.local import Weighted, is_counter, is_weighted
 from fedda.core.task import Plan
 from fedda.core.tree import PyTree
 from fedda.flower import messages
-from fedda.flower.messages import Refused
+from fedda.flower.messages import NOT_FINITE, MessageError, NotFiniteError, Order
 from fedda.flower.settings import Settings
+from fedda.flower.transport import Transport
 from fedda.simulate.cohort import work_of
+from fedda.transforms.compression import on_weighted
 
 log = logging.getLogger("fedda.flower")
-SEEN = ("loss", "examples")  # what a reply tells of local work
-FEWEST = 3  # replies of which one liar cannot choose the median
-RECENT = 20  # replies of earlier rounds that are remembered
+FEWEST = 3  # replies whose median a single liar cannot choose
+RECENT = 20  # replies of earlier rounds to compare with
 LARGEST_LOSS = float(np.finfo(np.float32).max)  # of an example: no sum of such losses overflows
-
-# Called with the name of an event, the client that is responsible for it, and the reason.
-Note = Callable[[str, int, object], None]
+NO_REPORT = Weighted(np.float64(0), np.float64(0))
 
 
-class Halted(Exception):  # noqa: N818  # as one says it
-    """No sum came about, and nobody counted: why, in words for the log."""
+class AggregationError(Exception):
+    """A phase has no sum; none of its uploads counts."""
 
 
-class NotFinite(Refused):
-    """A reply in which a number is not finite."""
+class Exchange(NamedTuple):
+    """One phase of a round: what the clients are asked, and what their uploads look like."""
+
+    phase: Phase
+    plan: Plan  # the local work of a client
+    params: PyTree  # of the server's model
+    message: ArrayRecord  # to all clients
+    orders: Mapping[int, Order]  # to each client
+    like: PyTree  # shapes and types of an upload
+
+    def content(self, client: int) -> RecordDict:
+        """Return the content of the message to a client."""
+        return RecordDict({**self.orders[client].records(), "message": self.message})
+
+
+class Size(NamedTuple):
+    """Size of an upload. Weighted parts are divided by their weights."""
+
+    norm: float  # of all entries but counters
+    counters: list[float]
+    weights: list[float]
 
 
 class Reply(NamedTuple):
     """A reply that passed the checks."""
 
     upload: PyTree
-    seen: Weighted  # the sum of the losses of the visited examples, and their number
+    seen: Weighted  # sum of the losses of the visited examples, and their number
+    size: Size
 
 
-class Size(NamedTuple):
-    """How large a reply is."""
-
-    norm: float
-    weights: list[float]
-    counts: list[float]
-
-
-NOTHING = Weighted(np.float64(0), np.float64(0))
-
-
-class Summed(NamedTuple):
-    """What the server learns of a phase."""
+class Aggregate(NamedTuple):
+    """The sum of the uploads of a phase."""
 
     upload: PyTree
     seen: Seen
-    counted: frozenset[int]  # the clients whose uploads are in the sum
-    clipped: int = 0  # how many of these had an entry outside of its range
-    replies: Mapping[int, Reply] = {}  # by client; of a secure sum nobody knows them
+    counted: frozenset[int]  # the clients in the sum
+    clipped: int = 0  # how many of them had an entry outside of its range
+    replies: Mapping[int, Reply] = {}  # by client; unknown after secure aggregation
+
+    @classmethod
+    def of(cls, replies: Mapping[int, Reply]) -> "Aggregate":
+        """Return the sum of the replies, in the order of the clients' numbers."""
+        if not replies:
+            raise AggregationError("no reply was valid")
+
+        def add(*leaves: Any) -> Any:
+            return reduce(np.add, (np.asarray(leaf, wide(leaf.dtype)) for leaf in leaves))
+
+        parts = [(replies[client].upload, replies[client].seen) for client in sorted(replies)]
+        upload, seen = jax.tree.map(add, *parts)
+        return cls(upload, Seen(*seen), counted=frozenset(replies), replies=replies)
 
 
-def plain_sum(
-    settings: Settings,
-    plan: Plan,
-    phase: Phase,
-    orders: Mapping[int, messages.Order],
-    like: PyTree,
-    model_norm: float,
-    recent: deque[Size],
-    replies: Iterable[tuple[int, Message]],
-    refuse: Callable[[int, Refused], None],
-    note: Note,
-) -> Summed:
-    """Add up the replies, by the number of their client, that pass all checks.
+class PlainAggregator:
+    """Sum of the uploads that the server sees, for one phase of every round."""
 
-    Args:
-        settings: The bounds of `most_norm` and so on.
-        plan: How much the clients were asked to work.
-        phase: The phase to which the replies belong.
-        orders: What each client was asked to do.
-        like: The shapes and types of an upload.
-        model_norm: Uploads of at most this norm are never refused for being larger than others.
-        recent: The sizes of replies to this phase in earlier rounds; those of this round are added.
-        replies: What arrived.
-        refuse: Called with each client whose reply is left out, and why.
-        note: Called for each reply of which a part is left out or lowered.
-    """
-    sound: dict[int, Reply] = {}
-    for partition, reply in replies:
-        try:
-            belongs, content = orders[partition].reply(partition), messages.content(reply)
-            sound[partition] = _checked(settings, len(orders), phase, belongs, like, content)
-        except Refused as reason:
-            refuse(partition, reason)
-    norms = {partition: _norm(reply.upload) for partition, reply in sound.items()}
-    if norms:
-        words = "round %d: the norms of %d uploads have the median %g; the largest is %g"
-        number, values = next(iter(orders.values())).round, [*norms.values()]
-        log.info(words, number, len(values), np.median(values), max(values))
-    too_large = _too_large(norms, recent, settings, model_norm)
-    for partition, fault in (_false_counts(sound, recent, settings) | too_large).items():
-        refuse(partition, fault)
-        del sound[partition]
-    for partition, own in sound.items():
-        if lie := _false_report(settings, plan, own):
-            note("refused_reports", partition, lie)
-            sound[partition] = own._replace(seen=NOTHING)
-    for partition, weights in _too_heavy(sound, recent, settings).items():
-        words = f"its weights {_weights(sound[partition])} were lowered to {weights}"
-        note("lowered_weights", partition, f"{words}, by most_weight_ratio")
-        sound[partition] = _with_weights(sound[partition], weights)
-    for key in sorted(sound):
-        recent.append(Size(norms[key], _weights(sound[key]), _counts(sound[key].upload)))
-    return add_up(sound)
+    def __init__(self, transport: Transport, settings: Settings) -> None:
+        self.transport, self.settings = transport, settings
+        self.recent = deque[Size](maxlen=RECENT)
 
+    def sum(self, exchange: Exchange) -> Aggregate:
+        """Ask the clients, and add up the replies that pass all checks.
 
-def add_up(replies: Mapping[int, Reply]) -> Summed:
-    """Return the sum of the replies, in the order of the clients' numbers."""
-    if not replies:
-        raise Halted("no reply was sound")
-    ordered = [replies[partition] for partition in sorted(replies)]
-    upload = _sum([reply.upload for reply in ordered])
-    seen = _sum([reply.seen for reply in ordered])
-    return Summed(upload, Seen(*seen), frozenset(replies), replies=replies)
+        Raises:
+            AggregationError: No reply passed the checks.
+        """
+        replies: dict[int, Reply] = {}
+        contents = {client: exchange.content(client) for client in exchange.orders}
+        for client, message in self.transport.ask(contents):
+            try:
+                reply = self._read(exchange, client, messages.read_content(message))
+            except MessageError as reason:
+                self.transport.refuse(client, reason)
+                continue
+            if fault := self._false_report(exchange.plan, reply):
+                self.transport.note("refused_reports", client, fault)
+                reply = reply._replace(seen=NO_REPORT)
+            replies[client] = reply
+        if replies:  # for users who choose most_norm
+            norms = [reply.size.norm for reply in replies.values()]
+            text = "the norms of %d uploads have the median %g; the largest is %g"
+            log.info(text, len(norms), np.median(norms), max(norms))
+        self._compare(replies, measure(exchange.params).norm)
+        for client in sorted(replies):
+            self.recent.append(replies[client].size._replace(weights=_weights(replies[client])))
+        return Aggregate.of(replies)
 
+    def _read(self, exchange: Exchange, client: int, content: RecordDict) -> Reply:
+        """Return a reply that answers its order and is within the absolute limits, or refuse it."""
+        exchange.orders[client].check_reply(client, content)
+        if "upload" not in content.array_records or "seen" not in content.metric_records:
+            raise MessageError("it has no upload, or no report of the loss")
+        said: Mapping[str, Any] = content.metric_records["seen"]
+        report = [said.get(name) for name in ("loss", "examples")]
+        if not all(isinstance(value, (int, float)) for value in report):
+            raise MessageError(f"its report must be two numbers, loss and examples, got {report}")
+        sent = messages.unpack(content.array_records["upload"], exchange.like)
+        upload = _opened(exchange.phase, sent)
+        arrays = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(upload)]
+        if not all(np.isfinite(array).all() for array in (*arrays, np.array(report))):
+            raise NotFiniteError(f"a number in its upload or loss is not finite. {NOT_FINITE}")
+        # The square of a sum of such entries over all clients is finite, as merges need it.
+        limit = float(np.sqrt(np.finfo(jnp.result_type(float)).max)) / len(exchange.orders)
+        largest = max(float(np.abs(array).max(initial=0.0)) for array in arrays)
+        if largest > limit:
+            raise MessageError(f"an entry of its upload is {largest:g}, more than {limit:g}")
+        limit = self.settings.most_weight or np.inf
+        for weight in _weights(upload):
+            if not 0 < weight <= limit:
+                raise MessageError(f"its weight is {weight:g}, not above 0 and at most {limit:g}")
+        size, limit = measure(upload), self.settings.most_norm or np.inf
+        if size.norm > limit:
+            raise MessageError(f"its norm is {size.norm:g}, more than most_norm, {limit:g}")
+        return Reply(upload=upload, seen=Weighted(*map(np.float64, report)), size=size)
 
-# ------------------------------------------------------------------------- a reply by itself
+    def _false_report(self, plan: Plan, reply: Reply) -> str:
+        """Return what is impossible about a client's report of its loss, or "".
 
+        The report is only shown, so the upload counts without it.
+        """
+        loss, examples = map(float, reply.seen)
+        limit = np.inf
+        if plan.unit == "steps":  # and STEM's first step takes all examples
+            limit = float(work_of(plan, np.ones(())).examples) + max([0.0, *reply.size.weights])
+        elif self.settings.most_weight is not None:
+            limit = float(work_of(plan, np.ceil(self.settings.most_weight)).examples)
+        if 0 <= examples <= limit and abs(loss) <= LARGEST_LOSS * examples:
+            return ""
+        return (
+            f"it reports the loss {loss:g} over {examples:g} examples, at most {limit:g} expected"
+        )
 
-def _checked(
-    settings: Settings,
-    asked: int,
-    phase: Phase,
-    belongs: Mapping[str, Any],
-    like: PyTree,
-    content: RecordDict,
-) -> Reply:
-    """A reply that is what was asked for, from whom it was asked, and sound; or a refusal."""
-    about = messages.read(content, "fedda", algorithm=str, serial=int, partition=int)
-    if about != dict(belongs):
-        raise Refused(f"it belongs to another order: {about}")
-    if "upload" not in content.array_records or "seen" not in content.metric_records:
-        raise Refused("it has no upload, or does not say what was seen")
-    upload = _opened(phase, messages.unpack(content.array_records["upload"], like))
-    said = content.metric_records["seen"]
-    numbers = [said.get(name, np.nan) for name in SEEN]
-    seen: list[Any] = [np.float64(one) for one in numbers if not isinstance(one, list)]
-    if len(seen) < len(numbers):
-        raise Refused("what was seen is not in numbers")
-    if not _all_finite((upload, seen)):
-        raise NotFinite(f"a number of its upload or of its loss is not finite. {messages.REMEDY}")
-    reply = Reply(upload, Weighted(*seen))
-    _check_size(reply, settings, asked)
-    return reply
+    def _compare(self, replies: dict[int, Reply], model_norm: float) -> None:
+        """Refuse the replies that are out of proportion, and lower weights that are.
 
-
-def _check_size(reply: Reply, settings: Settings, asked: int) -> None:
-    most_weight = settings.most_weight or np.inf
-    for weight in _weights(reply.upload):
-        if not 0 < weight <= most_weight:
-            raise Refused(f"its weight is {weight:g}, not above 0 and at most {most_weight:g}")
-    for leaf in filter(_is_inexact, jax.tree.leaves(reply.upload)):
-        largest = float(np.max(np.abs(np.asarray(leaf, np.float64)), initial=0.0))
-        # The square of a sum of so many such entries is finite, and so is what merges compute.
-        most = float(np.sqrt(np.finfo(wide(leaf.dtype)).max)) / asked
-        if largest > most:
-            raise Refused(f"an entry of its upload is {largest:g}, more than {most:g}")
-    if settings.most_norm is not None and (norm := _norm(reply.upload)) > settings.most_norm:
-        raise Refused(f"its norm is {norm:g}, more than most_norm, which is {settings.most_norm:g}")
+        A norm up to that of the model does no harm, and late in training the median may be tiny. A
+        counter is a number of local steps, or at most 1. The number of visited examples is a
+        weight, too: that of the client's mean loss.
+        """
+        ratio = self.settings.most_weight_ratio
+        sizes = [*self.recent, *(reply.size for reply in replies.values())]
+        norm_limit = _limit([size.norm for size in sizes], self.settings.most_norm_ratio)
+        norm_limit = max(norm_limit, model_norm)
+        counter_limits = np.maximum(1.0, _limit([size.counters for size in sizes], ratio))
+        for client, (_, _, (norm, counters, _)) in [*replies.items()]:
+            possible = np.less_equal(0, counters) & np.less_equal(counters, counter_limits)
+            if norm > norm_limit or not possible.all():
+                fault = f"its norm is {norm:g}, limit {norm_limit:g}; its counters are {counters}, "
+                self.transport.refuse(client, MessageError(f"{fault}limits 0 to {counter_limits}"))
+                del replies[client]
+        weights = [*(size.weights for size in self.recent), *map(_weights, replies.values())]
+        limits = _limit(weights, ratio if self.settings.most_weight is None else None)
+        limits = np.where(limits > 0, limits, np.inf)
+        for client, reply in replies.items():
+            lowered = np.minimum(_weights(reply), limits).tolist()
+            if lowered != _weights(reply):
+                fault = f"its weights {_weights(reply)} were lowered to {lowered}"
+                self.transport.note("lowered_weights", client, f"{fault} by most_weight_ratio")
+                replies[client] = _with_weights(reply, lowered)
 
 
-def _norm(upload: PyTree) -> float:
-    """The norm of all parts but counters together, each weighted one divided by its weight."""
-    total = 0.0
-    for part in jax.tree.leaves(without_counters(upload), is_leaf=is_weighted):
+def _limit(values: list[Any], ratio: float | None) -> Any:
+    """Return `ratio` times the median of the values; infinity if there are too few of them."""
+    if ratio is None or len(values) < FEWEST:
+        return np.full(np.shape(values)[1:], np.inf)
+    return ratio * np.median(values, axis=0)
+
+
+def measure(upload: PyTree) -> Size:
+    """Return the size of an upload, or of a model."""
+    square, counters = 0.0, list[float]()
+    for part in jax.tree.leaves(upload, is_leaf=lambda part: is_weighted(part) or is_counter(part)):
         weight, values = (float(part.weight), part.sum) if is_weighted(part) else (1.0, part)
-        for leaf in jax.tree.leaves(values):
-            with np.errstate(over="ignore"):  # an infinite norm is out of bounds too
-                total += float(np.square(np.asarray(leaf, np.float64) / weight).sum())
-    return float(np.sqrt(total))
-
-
-def _false_report(settings: Settings, plan: Plan, reply: Reply) -> str:
-    """What is wrong with the loss and the examples that a client says it has seen; "" if nothing.
-
-    They are only shown, so an upload counts without them.
-    """
-    loss, examples = map(float, reply.seen)
-    most = np.inf
-    if plan.unit == "steps":  # and STEM's first step takes all examples
-        most = float(work_of(plan, np.ones(())).examples) + max([0.0, *_weights(reply.upload)])
-    elif settings.most_weight is not None:
-        most = float(work_of(plan, np.ceil(settings.most_weight)).examples)
-    if not 0 <= examples <= most:
-        return f"it says that it visited {examples:g} examples, not 0 to {most:g}"
-    if not abs(loss) <= LARGEST_LOSS * examples:
-        return f"it says that the losses of {examples:g} examples sum up to {loss:g}"
-    return ""
-
-
-# ------------------------------------------------------------------- a reply beside the others
-
-
-def _too_large(
-    norms: Mapping[int, float], recent: Iterable[Size], settings: Settings, model_norm: float
-) -> dict[int, Refused]:
-    """Refusals of the replies whose norm is out of proportion.
-
-    A norm up to that of the model does no harm, and late in training the median may be tiny.
-    """
-    usual = [size.norm for size in recent] + [*norms.values()]
-    if len(usual) < FEWEST or settings.most_norm_ratio is None:
-        return {}
-    median = float(np.median(usual))
-    most = max(settings.most_norm_ratio * median, model_norm)
-    words = "its norm is {:g}, more than {:g}; the median of the replies is {:g}"
-    return {
-        partition: Refused(words.format(norm, most, median))
-        for partition, norm in norms.items()
-        if norm > most
-    }
-
-
-def _false_counts(
-    replies: Mapping[int, Reply], recent: Iterable[Size], settings: Settings
-) -> dict[int, Refused]:
-    """Refusals of the replies with a counter below 0, or out of proportion and above 1.
-
-    Counters are numbers of local steps, or at most 1. Norms leave them out: they are judged here.
-    """
-    counts = {partition: _counts(reply.upload) for partition, reply in replies.items()}
-    usual = [size.counts for size in recent] + [*counts.values()]
-    limits = np.full(len(usual[0]) if usual else 0, np.inf)
-    if len(usual) >= FEWEST and settings.most_weight_ratio is not None:
-        limits = np.maximum(1.0, settings.most_weight_ratio * np.median(usual, axis=0))
-    found = {}
-    for partition, own in counts.items():
-        for count, most in zip(own, limits, strict=True):
-            if not 0 <= count <= most:
-                found[partition] = Refused(
-                    f"a counter of its upload is {count:g}, not 0 to {most:g}"
-                )
-    return found
-
-
-def _too_heavy(
-    replies: Mapping[int, Reply], recent: Iterable[Size], settings: Settings
-) -> dict[int, list[float]]:
-    """The lower weights of the replies of which one is out of proportion.
-
-    The number of visited examples is one of them: it is the weight of the client's mean loss.
-    """
-    ratio = settings.most_weight_ratio
-    weights = np.array([_weights(reply) for reply in replies.values()])
-    usual = [size.weights for size in recent] + weights.tolist()
-    if len(usual) < FEWEST or ratio is None or settings.most_weight is not None or not replies:
-        return {}
-    medians = np.median(usual, axis=0)
-    lowered = np.minimum(weights, np.where(medians > 0, ratio * medians, np.inf))
-    heavy = (lowered < weights).any(axis=1)
-    return {key: lowered[row].tolist() for row, key in enumerate(replies) if heavy[row]}
+        for leaf in jax.tree.leaves(values, is_leaf=is_counter):
+            if is_counter(leaf):
+                counters += [float(count) / weight for count in jax.tree.leaves(leaf)]
+            else:
+                with np.errstate(over="ignore"):  # an infinite norm exceeds every limit
+                    square += float(np.square(np.asarray(leaf, np.float64) / weight).sum())
+    return Size(norm=float(np.sqrt(square)), counters=counters, weights=_weights(upload))
 
 
 def _weights(parts: PyTree) -> list[float]:
-    found = jax.tree.leaves(parts, is_leaf=is_weighted)
-    return [float(part.weight) for part in found if is_weighted(part)]
+    leaves = jax.tree.leaves(parts, is_leaf=is_weighted)
+    return [float(part.weight) for part in leaves if is_weighted(part)]
 
 
-def _counts(upload: PyTree) -> list[float]:
-    """The counters of an upload, those of weighted parts divided by the weight."""
-    found = []
-    for part in jax.tree.leaves(upload, is_leaf=lambda one: is_weighted(one) or is_counter(one)):
-        weight, values = (float(part.weight), part.sum) if is_weighted(part) else (1.0, part)
-        for counter in filter(is_counter, jax.tree.leaves(values, is_leaf=is_counter)):
-            found += [float(leaf) / weight for leaf in jax.tree.leaves(counter)]
-    return found
+def _with_weights(reply: Reply, weights: Iterable[float]) -> Reply:
+    """Return the reply with other weights of its weighted parts, whose means stay the same."""
+    remaining = iter(weights)
 
-
-def _with_weights(reply: Reply, weights: list[float]) -> Reply:
-    """The reply with other weights of its weighted parts, whose means stay the same."""
-    left = iter(weights)
-
-    def weigh(part: PyTree) -> PyTree:
-        if not is_weighted(part):
-            return part
-        new, old = next(left), float(part.weight)
+    def change(part: Weighted) -> Weighted:
+        new, old = float(next(remaining)), float(part.weight)
         if new == old:
             return part
         return jax.tree.map(lambda leaf: np.asarray(leaf * (new / old), leaf.dtype), part)
 
-    return jax.tree.map(weigh, reply, is_leaf=is_weighted)
-
-
-# --------------------------------------------------------------------------------- arithmetic
+    return on_weighted(change, reply)
 
 
 def wide(dtype: Any) -> Any:
-    """The type in which numbers of this type are added up: float32 at least, float64 under x64."""
-    if not jnp.issubdtype(dtype, jnp.inexact):
-        return dtype
-    return np.promote_types(dtype, jnp.result_type(float))
+    """Return the type in which numbers are added up: float32 at least, float64 under x64."""
+    floating = jnp.issubdtype(dtype, jnp.inexact)
+    return np.promote_types(dtype, jnp.result_type(float)) if floating else dtype
 
 
-def _is_inexact(leaf: Any) -> bool:
-    return bool(jnp.issubdtype(leaf.dtype, jnp.inexact))
-
-
-def _all_finite(values: PyTree) -> bool:
-    return all(bool(np.isfinite(leaf).all()) for leaf in jax.tree.leaves(values))
-
-
-def _sum(uploads: list[PyTree]) -> PyTree:
-    def add(*leaves: Any) -> Any:
-        return reduce(np.add, (np.asarray(leaf, wide(leaf.dtype)) for leaf in leaves))
-
-    return jax.tree.map(add, *uploads)
-
-
-@partial(jax.jit, static_argnames="phase")
-def _opened(phase: Phase, sent: PyTree) -> PyTree:
-    return phase.opened(sent)
+_opened = jax.jit(lambda phase, sent: phase.opened(sent), static_argnums=0)

@@ -1,8 +1,8 @@
-"""The client of a federation: it works for a phase, and remembers what the algorithm asks it to.
+"""The Flower client: it does the work of a phase, and saves what the algorithm remembers.
 
-What a client keeps between rounds is in `context.state`. A reply may be lost, or come too late, or
-be part of a round that failed: the server says with every message which of the client's uploads was
-the last to count, and the client goes on from what it kept then.
+The memory of a client is in `context.state`. A reply may be lost, arrive too late, or belong to a
+round that failed. So every order says which of the client's uploads counted last, and the client
+resumes from the memory that it saved with it.
 """
 
 import json
@@ -10,8 +10,8 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache, partial
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,15 +22,16 @@ from flwr.clientapp.typing import Mod
 from jax import random
 
 from fedda import algorithms, api
-from fedda.core.algorithm import Algorithm, Phase
+from fedda.core.algorithm import Algorithm
 from fedda.core.task import Task
 from fedda.core.tree import PyTree
 from fedda.data.federation import Shards, from_clients
 from fedda.errors import InputError
-from fedda.flower import messages
+from fedda.flower.messages import Order, pack, unpack
 
 log = logging.getLogger("fedda.flower")
-KEPT = "fedda.kept."  # and the serial number of the message after which it was kept
+Data = TypeVar("Data")
+MEMORY = "fedda.memory."  # followed by the serial number of the order with which it was saved
 
 
 def client_app(
@@ -39,135 +40,156 @@ def client_app(
     algorithm: Algorithm | None = None,
     mods: list[Mod] | None = None,
 ) -> ClientApp:
-    """A client for whatever algorithm the server names, or for one of your own.
+    """Return a Flower client for the algorithm that the server chooses.
 
-    `data(context)` gives the client's examples `(x, y)`, and is asked once in a process. The
-    client's number is `partition-id` in the configuration of its node.
+    The number of the client is `partition-id` in the configuration of its node.
+
+    Args:
+        task: Model, loss and local work, the same as the server's.
+        data: Called once in a process, with the context of the node; returns the client's examples
+            `(x, y)`.
+        algorithm: An algorithm of your own, the same as the server's.
+        mods: Flower mods, such as `secure_mods()`.
+
+    Example:
+        app = client_app(task, lambda context: load(context.node_config["partition-id"]))
+    """
+    train = partial(work, task, algorithm)
+    return build_app(lambda context: from_clients([data(context)]), train, mods)
+
+
+def build_app(
+    load: Callable[[Context], Data],
+    train: Callable[[Data, RecordDict, Context], RecordDict],
+    mods: list[Mod] | None,
+) -> ClientApp:
+    """Return a Flower client.
+
+    Args:
+        load: Called once in a process; returns the data of a node, or fails without examples.
+        train: Returns the reply to an order.
+        mods: Flower mods.
     """
     app = ClientApp(mods=mods)
-    loaded: dict[int, Shards] = {}
+    loaded: dict[int, Data] = {}
 
-    def shards(context: Context) -> Shards:
+    def data(context: Context) -> Data:
         number = partition(context)
         if number not in loaded:
-            loaded[number] = from_clients([data(context)])
+            loaded[number] = load(context)
         return loaded[number]
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
-        examples = int(shards(context).count[0])
-        return Message(introduce(context, examples), reply_to=message)
+        data(context)
+        return Message(introduce(context, examples=1), reply_to=message)
 
     @app.train()
-    def train(message: Message, context: Context) -> Message:
-        order = messages.Order.read(message.content)
-        record = algorithm or _named(order.algorithm, order.options)
-        content = work(record, task, shards(context), order, message.content, context)
-        return Message(content, reply_to=message)
+    def answer(message: Message, context: Context) -> Message:
+        return Message(train(data(context), message.content, context), reply_to=message)
 
     return app
 
 
 def partition(context: Context) -> int:
-    """The client's number in the federation."""
-    try:
-        number = int(context.node_config["partition-id"])
-    except (KeyError, ValueError, OverflowError):
-        number = -1
-    if not 0 <= number < 2**32:  # as many as a random key can be folded with
+    """Return the number of the client in the federation."""
+    number = context.node_config.get("partition-id")
+    if not isinstance(number, int) or not 0 <= number < 2**32:  # as random keys can be folded with
         raise InputError(
-            "a client's number, from 0 to 2^32 - 1, is partition-id in the configuration of its "
-            f"node, got {dict(context.node_config)}. Start the node with --node-config "
-            "'partition-id=0'."
+            "the configuration of a node must have a partition-id from 0 to 2^32 - 1, got "
+            f"{dict(context.node_config)}. Start the node with --node-config 'partition-id=0'."
         )
     return number
 
 
 def introduce(context: Context, examples: int) -> RecordDict:
-    """The reply to the server's query who a client is, and whether it has examples to learn from.
+    """Return the reply to the server's query who a client is.
 
-    How many they are stays with the client, for under secure aggregation nobody is to know.
+    The number of examples stays with the client: secure aggregation keeps it secret.
+
+    Args:
+        context: The context of the node.
+        examples: The number of the client's examples.
+
+    Raises:
+        InputError: The client has no examples, so that it cannot take part.
     """
-    about = ConfigRecord({"partition": partition(context), "has_examples": bool(examples > 0)})
-    return RecordDict({"fedda": about})
+    if examples < 1:
+        raise InputError(f"a client must have at least one example, got {examples}.")
+    return RecordDict({"fedda": ConfigRecord({"partition": partition(context)})})
+
+
+def build_reply(
+    order: Order, context: Context, upload: PyTree, loss: float, examples: float
+) -> RecordDict:
+    """Return the reply to an order: the upload, and the sum of the losses of visited examples."""
+    answered = order.reply(partition(context))
+    seen = MetricRecord({"loss": float(loss), "examples": float(examples)})
+    return RecordDict({"fedda": answered, "upload": pack(upload), "seen": seen})
 
 
 def work(
-    algorithm: Algorithm,
     task: Task,
+    algorithm: Algorithm | None,
     shards: Shards,
-    order: messages.Order,
     content: RecordDict,
     context: Context,
 ) -> RecordDict:
-    """One phase of one round: what the client uploads, with what it has seen."""
+    """Do the work of one phase; return the reply with the client's upload."""
+    order = Order.read(content)
+    algorithm = algorithm or algorithms.get(order.algorithm, **json.loads(order.options))
     hp = api.traced(algorithms.hyper(order.algorithm, algorithm, order.hyper), task.model)
     phase = algorithm.phases[order.phase]
     state = jax.eval_shape(algorithm.init, hp, task.model.shapes())
-    message = messages.unpack(
-        content.array_records["message"], jax.eval_shape(phase.send, hp, state)
-    )
+    like = jax.eval_shape(phase.send, hp, state)
     if order.full:
         task = task._replace(plan=task.plan.full())
-    memory = recall(algorithm, hp, task, order, context)
-    number = partition(context)
-    key = _own_key() if phase.secret else random.fold_in(order.key(), number)
-    shard = replace(shards.shard(0), num_clients=order.clients)
-    upload, kept, seen = _work(phase, task, hp, message, memory, shard, key)
-    remember(kept, order, context)
-    return RecordDict(
-        {
-            "fedda": order.reply(number),
-            "upload": messages.pack(upload),
-            "seen": MetricRecord({"loss": float(seen.loss), "examples": float(seen.examples)}),
-        }
+    inputs = (
+        unpack(content.array_records["message"], like),
+        _load_memory(algorithm, hp, task, order, context),
+        replace(shards.shard(0), num_clients=order.clients),
+        _secret_key() if phase.secret else random.fold_in(order.key(), partition(context)),
     )
+    upload, memory, seen = _work(phase, task, hp, inputs)
+    _save_memory(memory, order, context)
+    return build_reply(order, context, upload, seen.loss, seen.examples)
 
 
-def recall(
-    algorithm: Algorithm, hp: Any, task: Task, order: messages.Order, context: Context
+def _load_memory(
+    algorithm: Algorithm, hp: Any, task: Task, order: Order, context: Context
 ) -> PyTree:
-    """What the client kept when an upload of it last counted."""
+    """Return the memory that the client saved with its last upload that counted."""
 
-    def at_first() -> PyTree:
+    def first() -> PyTree:
         params = task.model.init(random.fold_in(random.key(order.seed), 0))
         return algorithm.memory(hp, params)
 
-    like = jax.eval_shape(at_first)
+    like = jax.eval_shape(first)
+    name = f"{MEMORY}{order.resume_from}"
     if not jax.tree.leaves(like):
         return like
-    name = f"{KEPT}{order.counted}"
-    if order.counted:
-        if name in context.state:
-            kept = messages.unpack(context.state.array_records[name], like)
-            return jax.tree.map(jnp.asarray, kept)
-        log.warning("round %d: what this client kept is lost, it begins anew", order.round)
-    return jax.jit(at_first)()
+    if name in context.state:
+        return unpack(context.state.array_records[name], like)
+    if order.resume_from:
+        log.warning("round %d: the memory of this client is lost, it starts again", order.round)
+    return jax.jit(first)()
 
 
-def remember(kept: PyTree, order: messages.Order, context: Context) -> None:
-    """Keeps what the next message may ask for, and forgets what none can."""
-    for name in [name for name in context.state if name.startswith(KEPT)]:
-        if not order.settled <= int(name.removeprefix(KEPT)) <= order.counted:
+def _save_memory(memory: PyTree, order: Order, context: Context) -> None:
+    """Save what the next order may ask for, and delete what no order can ask for."""
+    for name in [name for name in context.state if name.startswith(MEMORY)]:
+        if not order.keep_from <= int(name.removeprefix(MEMORY)) <= order.resume_from:
             del context.state[name]
-    if jax.tree.leaves(kept):
-        context.state[f"{KEPT}{order.serial}"] = messages.pack(kept)
+    if jax.tree.leaves(memory):
+        context.state[f"{MEMORY}{order.serial}"] = pack(memory)
 
 
-def _own_key() -> jax.Array:
-    """A key that only this client knows: whoever knew it could take its noise away again."""
-    words = jnp.asarray(np.frombuffer(os.urandom(8), np.uint32))
-    return random.wrap_key_data(words, impl="threefry2x32")
+def _secret_key() -> jax.Array:
+    """Return a random key that only this client knows: with it, one could remove its noise."""
+    numbers = jnp.asarray(np.frombuffer(os.urandom(8), np.uint32))
+    return random.wrap_key_data(numbers, impl="threefry2x32")
 
 
-@partial(jax.jit, static_argnames=("phase", "task"))
-def _work(
-    phase: Phase, task: Task, hp: Any, message: PyTree, memory: PyTree, shard: Shards, key: Any
-) -> Any:
-    return phase.work(hp, task, message, memory, shard, key)
-
-
-@lru_cache
-def _named(name: str, options: str) -> Algorithm:
-    """The same record whenever it is asked for, so that its work is compiled once."""
-    return algorithms.get(name, **json.loads(options))
+_work = jax.jit(
+    lambda phase, task, hp, inputs: phase.work(hp, task, *inputs), static_argnums=(0, 1)
+)

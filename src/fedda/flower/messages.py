@@ -1,4 +1,8 @@
-"""What travels: orders, pytrees as named arrays, and the checks of what comes from elsewhere."""
+"""Messages between server and clients: orders, pytrees as named arrays, and checks on arrival.
+
+What arrives may come from a stranger. It is compared with what was agreed before it is used, and
+`MessageError` says what is wrong with it.
+"""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -8,32 +12,36 @@ import jax.numpy as jnp
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from jax import random
-from jax.tree_util import keystr
+from jax.tree_util import keystr, tree_flatten_with_path, tree_leaves_with_path
 
 from fedda.core.tree import PyTree
 
-HEADER = 1024  # bytes that a serialised array may have besides its numbers
-SAME = "Server and clients need the same model and the same version of fedda."
-REMEDY = "Look for NaN in that client's data, or lower client_lr."
-LONGEST_REASON = 500  # characters of what is logged about a message
+MAX_HEADER = 1024  # bytes of a serialised array besides its numbers
+MAX_REASON = 500  # characters of a reason, which is logged
+SAME_VERSION = "Server and clients need the same model and the same version of fedda."
+NOT_FINITE = "Look for NaN in that client's data, or lower client_lr."
 
 
-class Refused(Exception):  # noqa: N818  # as one says it
-    """A message that is not what was agreed: why, in words for the log.
+class MessageError(Exception):
+    """A message is not what was agreed; the reason is written to the log.
 
-    They may be a stranger's own words, and so are cut to one line that cannot fill the disk.
+    The reason may quote a stranger, so it is cut to one line that cannot fill the disk.
     """
 
-    def __init__(self, why: str) -> None:
-        super().__init__(" ".join(why[:LONGEST_REASON].split()))
+    def __init__(self, reason: str) -> None:
+        super().__init__(" ".join(reason[:MAX_REASON].split()))
+
+
+class NotFiniteError(MessageError):
+    """A reply contains a number that is not finite."""
 
 
 class Order(NamedTuple):
-    """What a client is asked to do.
+    """The server's order to a client: the work of one phase.
 
-    Messages to all clients are numbered; `serial` is the number of this one. The client goes on
-    from what it kept after the message `counted`, and may forget what it kept before `settled`; 0
-    stands for the beginning.
+    The server numbers its orders to all clients; `serial` is the number of this one. The client
+    resumes from the memory it saved with the order `resume_from`, and may delete what it saved
+    before the order `keep_from`. 0 stands for its memory before the first order.
     """
 
     algorithm: str
@@ -42,113 +50,113 @@ class Order(NamedTuple):
     round: int
     phase: int
     full: bool  # whether to take one step with the gradient of all examples
-    clients: int  # that the federation has
+    clients: int  # in the federation
     serial: int
-    counted: int
-    settled: int
+    resume_from: int
+    keep_from: int
     hyper: Mapping[str, float] = {}
 
     def records(self) -> dict[str, ConfigRecord]:
-        own = self._asdict()
-        return {"hyper": ConfigRecord(own.pop("hyper")), "fedda": ConfigRecord(own)}
+        """Return the order as the records of a message."""
+        fields = self._asdict()
+        return {"hyper": ConfigRecord(fields.pop("hyper")), "fedda": ConfigRecord(fields)}
 
     @classmethod
     def read(cls, content: RecordDict) -> "Order":
-        kinds = {name: kind for name, kind in cls.__annotations__.items() if name != "hyper"}
-        hyper = dict.fromkeys(content.config_records.get("hyper", {}), float)
-        return cls(**read(content, "fedda", **kinds), hyper=read(content, "hyper", **hyper))
+        """Return the order in the records of a message."""
+        types = {name: kind for name, kind in cls.__annotations__.items() if name != "hyper"}
+        hyper: Any = content.config_records.get("hyper", {})
+        return cls(**read_config(content, "fedda", **types), hyper=dict(hyper))
 
     def key(self) -> jax.Array:
-        """The key of this phase, as in a simulation; each client folds its own number in."""
+        """Return the random key of this phase, as in a simulation; clients fold their number in."""
         run = random.fold_in(random.key(self.seed), 1)
         return random.fold_in(random.fold_in(run, self.round), self.phase)
 
     def reply(self, partition: int) -> ConfigRecord:
-        """What says to which order a reply belongs, and whose it is."""
-        return ConfigRecord(
-            {"algorithm": self.algorithm, "serial": self.serial, "partition": partition}
-        )
+        """Return the record that says which order a reply answers, and which client sent it."""
+        return ConfigRecord({"serial": self.serial, "partition": partition})
+
+    def check_reply(self, partition: int, content: RecordDict) -> None:
+        """Refuse a reply to another order, or from another client."""
+        if content.config_records.get("fedda") != self.reply(partition):
+            raise MessageError(f"it does not answer the order {self.serial}")
 
 
 def pack(tree: PyTree) -> ArrayRecord:
-    """The leaves of a pytree by their paths, such as `params/dense/kernel`."""
-    named = jax.tree_util.tree_leaves_with_path(tree)
-    return ArrayRecord({name_of(path): Array(_plain(np.asarray(leaf))) for path, leaf in named})
+    """Return the leaves of a pytree as arrays named by their paths: `params/dense/kernel`."""
+    record = ArrayRecord()
+    for path, leaf in tree_leaves_with_path(tree):
+        array = np.asarray(leaf)
+        # Flower cannot send bfloat16: its bits travel as integers.
+        plain = array.view(np.uint16) if array.dtype == jnp.bfloat16 else array
+        record[leaf_name(path)] = Array(plain)
+    return record
 
 
 def unpack(record: ArrayRecord, like: PyTree) -> PyTree:
-    """The pytree with the names, shapes and types of `like`, or a refusal.
-
-    What a record says of its arrays is believed only after it was compared with `like`, and nothing
-    is deserialised that could be larger.
-    """
-    named, structure = jax.tree_util.tree_flatten_with_path(like)
-    names = [name_of(path) for path, _ in named]
-    if set(record) != set(names):
-        odd = sorted(set(record) ^ set(names))
+    """Return the pytree with the names, shapes and types of `like`, or refuse the record."""
+    leaves, structure = tree_flatten_with_path(like)
+    names = [leaf_name(path) for path, _ in leaves]
+    if odd := sorted(set(record) ^ set(names)):
         fault = "not expected" if odd[0] in record else "missing"
-        raise Refused(f"among the arrays {odd[0]} is {fault}. {SAME}")
-    leaves = [
-        _array(record[name], name, leaf) for name, (_, leaf) in zip(names, named, strict=True)
-    ]
-    return jax.tree.unflatten(structure, leaves)
+        raise MessageError(f"the array {odd[0]} is {fault}. {SAME_VERSION}")
+    arrays = []
+    for name, (_, leaf) in zip(names, leaves, strict=True):
+        narrow = leaf.dtype == jnp.bfloat16
+        dtype = np.dtype(np.uint16 if narrow else leaf.dtype)
+        array = read_array(record[name], name, dtype, tuple(leaf.shape))
+        arrays.append(array.view(jnp.bfloat16) if narrow else array)
+    return jax.tree.unflatten(structure, arrays)
 
 
-def nbytes(content: RecordDict) -> int:
-    """The bytes of all arrays, as they are sent, and of what is sent as bytes."""
-    arrays = [a.data for record in content.array_records.values() for a in record.values()]
-    for value in (each for record in content.config_records.values() for each in record.values()):
-        each = value if isinstance(value, list) else [value]
-        arrays += [one for one in each if isinstance(one, bytes)]
-    return sum(map(len, arrays))
-
-
-def content(reply: Message) -> RecordDict:
-    """What a reply holds, or a refusal if it tells of an error."""
-    if reply.has_error():
-        raise Refused(f"an error: {reply.error.reason}")
-    return reply.content
-
-
-def read(content: RecordDict, name: str, **types: type) -> dict[str, Any]:
-    """The entries of a configuration, each of the type that is named for it, or a refusal."""
-    record = content.config_records.get(name, ConfigRecord())
-    for key, kind in types.items():
-        if type(record.get(key)) is not kind:
-            raise Refused(f"{name}.{key} must be {kind.__name__}, got {record.get(key)!r}. {SAME}")
-    return {key: record[key] for key in types}
-
-
-def check_array(found: Any, dtype: np.dtype, shape: tuple[int, ...], name: str) -> None:
-    """Refuses what was read as an array and is none: of a zip file NumPy makes an archive."""
-    if not isinstance(found, np.ndarray):
-        raise Refused(f"{name} is in truth no array")
-    if (found.dtype, found.shape) != (dtype, shape):
-        raise Refused(f"{name} is in truth {found.dtype}{found.shape}")
-
-
-def name_of(path: Any) -> str:
-    """A leaf's place in its tree, as records name it."""
+def leaf_name(path: Any) -> str:
+    """Return the name of a leaf in an `ArrayRecord`, from its path in the pytree."""
     return keystr(path, simple=True, separator="/")
 
 
-def _plain(array: np.ndarray) -> np.ndarray:
-    """NumPy has no bfloat16 of its own: it travels as the integers of its bits."""
-    return array.view(np.uint16) if array.dtype == jnp.bfloat16 else array
+def read_array(array: Array, name: str, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+    """Deserialise an array of this type and shape, or refuse it.
 
-
-def _array(sent: Array, name: str, like: Any) -> np.ndarray:
-    dtype = np.dtype(np.uint16) if like.dtype == jnp.bfloat16 else np.dtype(like.dtype)
-    said = (sent.dtype, tuple(sent.shape))
-    if said != (str(dtype), tuple(like.shape)):
-        expected = f"{dtype}{tuple(like.shape)}"
-        raise Refused(f"{name} must be {expected}, got {said[0]}{said[1]}. {SAME}")
-    most = int(np.prod(like.shape, dtype=np.int64)) * dtype.itemsize + HEADER
-    if len(sent.data) > most:
-        raise Refused(f"{name} has {len(sent.data)} bytes, more than the {most} it may have")
+    Nothing is deserialised that declares another size or could be larger. What it declares is not
+    believed either: NumPy reads a zip file, too, but not as an array.
+    """
+    expected, declared = f"{dtype}{shape}", f"{array.dtype}{tuple(array.shape)}"
+    if declared != expected:
+        raise MessageError(f"{name} must be {expected}, got {declared}. {SAME_VERSION}")
+    limit = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize + MAX_HEADER
+    if len(array.data) > limit:
+        raise MessageError(f"{name} has {len(array.data)} bytes, expected at most {limit}")
     try:
-        found = sent.numpy()
-    except Exception as error:  # NumPy raises many kinds, and all mean that it cannot be read
-        raise Refused(f"{name} cannot be read: {error}") from error
-    check_array(found, dtype, tuple(like.shape), name)
-    return found.view(jnp.bfloat16) if like.dtype == jnp.bfloat16 else found
+        value: Any = array.numpy()
+    except Exception as error:  # of many types, which all mean that it cannot be read
+        raise MessageError(f"{name} cannot be read: {error}") from error
+    actual = f"{value.dtype}{value.shape}" if isinstance(value, np.ndarray) else "no array"
+    if actual != expected:
+        raise MessageError(f"{name} contains {actual}, although it declares {declared}")
+    return value
+
+
+def nbytes(content: RecordDict) -> int:
+    """Return the serialised size of all arrays, and of all entries that are bytes."""
+    arrays = [array.data for record in content.array_records.values() for array in record.values()]
+    entries = [value for record in content.config_records.values() for value in record.values()]
+    values = [one for entry in entries for one in (entry if isinstance(entry, list) else [entry])]
+    return sum(len(value) for value in [*arrays, *values] if isinstance(value, bytes))
+
+
+def read_content(reply: Message) -> RecordDict:
+    """Return the content of a reply, or refuse it if it reports an error."""
+    if reply.has_error():
+        raise MessageError(f"an error: {reply.error.reason}")
+    return reply.content
+
+
+def read_config(content: RecordDict, name: str, **types: type) -> dict[str, Any]:
+    """Return the entries of a configuration record that must have these types, or refuse it."""
+    record = content.config_records.get(name, ConfigRecord())
+    for key, kind in types.items():
+        if type(value := record.get(key)) is not kind:
+            expected = f"{name}.{key} must be {kind.__name__}"
+            raise MessageError(f"{expected}, got {value!r}. {SAME_VERSION}")
+    return {key: record[key] for key in types}

@@ -1,131 +1,324 @@
-"""Secure aggregation: the server learns the sum of the clients' uploads, and no single one.
+"""Secure aggregation: the server learns the sum of the uploads, and no single upload.
 
-Flower's SecAgg+ does it: its mod masks an upload at the client, and its workflow removes the masks
-from the sum. `masking` makes an upload the vector that the mod expects, `unmasking` leads the
-workflow through its stages with the messages of a phase, and here is what both agree on.
+Flower's SecAgg+ protocol does the work. Its mod masks an upload at the client, and its workflow
+removes the masks from the sum. `secure_mods` turns an upload into the vector that the mod expects,
+and `secure_sum` runs the workflow with the messages of a phase:
 
     setup       each client makes keys
-    share       each gives the others shares of its secrets, encrypted, by way of the server
-    collect     each works for the phase and uploads its vector, in whole numbers and masked
-    unmask      those that are left give the shares that remove the masks from the sum
+    share       each sends the others shares of its secrets, encrypted, by way of the server
+    collect     each does the work of the phase and uploads its vector, quantised and masked
+    unmask      the remaining clients send the shares that remove the masks from the sum
 
-A client may be lost at every stage: one that was lost before it uploaded does not count, and its
-masks are removed; one that was lost afterwards counts. If too few are left, nobody counts.
+A client may be lost at every stage. If it is lost before it has shared its secrets, the protocol
+starts again without it. If it is lost before it uploads, it does not count, and its masks are
+removed. Later it counts. If too few clients remain, the phase has no sum.
 
-The server learns the sums over the clients that counted, of their uploads, of their weights and of
-what they have seen; who they are; and how many of them had to be clipped. It learns no more if it
-keeps to the protocol and fewer clients than the threshold help it. But Flower draws the masks from
-a Mersenne Twister that is seeded with 32 bits: they keep uploads from being seen, and do not
-withstand an attack on them. And what two sums have in common is no secret: if the same model is
-sent twice, as when the second exchange of a round fails and the first is repeated, their difference
-is the upload of whoever is in one of them alone. Against that only noise helps.
+The server learns the sums over the clients that counted, of their uploads, weights and losses; who
+they are; and how many of them had to be clipped. It learns no more if it follows the protocol, and
+if fewer clients than the threshold help it. But Flower draws the masks from a Mersenne Twister
+with a seed of 32 bits: they hide an upload from view, and do not withstand an attack. And the
+difference of two sums is no secret: if the same model is sent twice, as when the second phase of a
+round fails and the round is repeated, it is the upload of a client that is in only one of them.
+Only noise helps against that.
+
+Flower publishes the mod, the workflow and the context that it runs in. This module also needs
+three internals of Flower, which may change with its versions:
+
+- `flwr.common.secure_aggregation.secaggplus_constants`: the names in the protocol's records, to
+  check a reply before the workflow or another client reads it;
+- `flwr.compat.common.recorddict_compat.fitres_to_recorddict`: the form of a reply that the mod
+  and the workflow read;
+- `flwr.server.workflow.constant`: the names of two records in the workflow's context.
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from flwr.app import ConfigRecord, RecordDict
-from flwr.common import Code, FitRes, Status, ndarrays_to_parameters
-from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
+from flwr import common as flower
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.client.mod import secaggplus_mod
+from flwr.clientapp.typing import ClientAppCallable, Mod
+from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
 from flwr.compat.common.recorddict_compat import fitres_to_recorddict
+from flwr.server import LegacyContext
+from flwr.server.workflow import SecAggPlusWorkflow
+from flwr.server.workflow import constant as workflow_names
 
-from fedda.core.local import Weighted, is_counter, is_weighted
-from fedda.core.task import Plan
+from fedda.core.algorithm import Seen
+from fedda.core.local import is_counter, is_weighted
 from fedda.core.tree import PyTree
-from fedda.errors import InputError
+from fedda.flower import messages
+from fedda.flower.aggregation import Aggregate, AggregationError, Exchange, wide
+from fedda.flower.messages import MessageError, read_config
+from fedda.flower.settings import MODULUS, Secure
+from fedda.flower.transport import Transport
 from fedda.simulate.cohort import work_of
 
-RANGES = "secure.ranges"  # the record that tells a client how large its entries may be
-MODULUS = 2**32  # the largest that Flower allows
-FLAGS = 2  # entries after those of the upload: 1, and whether one was clipped
+RANGES = "secure.ranges"  # the record with the largest entries that a client may upload
+MAX_SHARE = 4096  # bytes of an encrypted pair of shares
+REPLIES: dict[str, dict[str, type]] = {  # what clients reply at each stage
+    Stage.SETUP: {Key.PUBLIC_KEY_1: bytes, Key.PUBLIC_KEY_2: bytes},
+    Stage.SHARE_KEYS: {Key.DESTINATION_LIST: list, Key.CIPHERTEXT_LIST: list},
+    Stage.COLLECT_MASKED_VECTORS: {Key.MASKED_PARAMETERS: list},
+    Stage.UNMASK: {Key.NODE_ID_LIST: list, Key.SHARE_LIST: list},
+}
+EXTRA = 4  # entries after those of the upload: loss, examples, 1, and whether one was clipped
 
 
-class Secure(NamedTuple):
-    """How uploads are made into whole numbers, and how many clients may be lost.
+# --------------------------------------------------------------------------------- the client
 
-    An entry is clipped to the range from -r to r, and rounded at random and without bias to one of
-    2^bits steps. So an entry of a sum of n uploads, none of them clipped, is off by less than
-    n * 2 r / 2^bits. Here r is `most` for a plain entry, and `most` times `most_weight` for one
-    that was multiplied by a weight. For a counter, such as the number of local steps, the most
-    steps that a client takes stand in place of `most`, if they are more. Weights that are whole
-    numbers are summed without error if `most_weight` is at most 2^(bits - 1).
+
+def secure_mods() -> list[Mod]:
+    """Return the mods of a client that uploads only masked vectors.
+
+    Other mods that change an upload, such as noise, come after these in the list of mods.
     """
+    return [_refuse_unmasked, secaggplus_mod, _reply_with_vector]
 
-    most: float  # of an entry of an upload, after a weighted one was divided by its weight
-    most_weight: float  # the most examples that a client has
-    most_loss: float = 100.0  # of a client's mean loss, which is only shown
-    bits: int = 22
-    neighbours: int | None = None  # with whom a client shares secrets, itself too; None: all
-    threshold: float = 2 / 3  # of these, the part that must be left at the end
 
-    def check(self, asked: int) -> None:
-        """Refuses what cannot work with so many clients."""
-        for name in ("most", "most_weight", "most_loss"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise InputError(f"{name} of secure must be a positive number, got {value}.")
-        if not 0.5 < self.threshold < 1:
-            raise InputError(
-                f"threshold of secure must be above 0.5 and below 1, got {self.threshold}. Half of "
-                f"the shares of a client must not do, or both of its secrets could be asked for."
-            )
-        near = self.neighbours
-        if near is not None and (near < 3 or near % 2 == 0):
-            raise InputError(f"neighbours of secure must be an odd number from 3 on, got {near}.")
-        if asked < 2:
-            raise InputError("a sum over one client is its upload. Ask two or more.")
-        if not 1 <= self.bits <= 30 or asked * 2**self.bits >= MODULUS:
-            most = min(30, 31 - math.floor(math.log2(asked)))
-            raise InputError(
-                f"bits of secure must be 1 to {most}, lest a sum over {asked} clients overflow; "
-                f"got {self.bits}."
-            )
+def _refuse_unmasked(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Refuse what Flower's mod would do for any server: upload in plain, or among too few."""
+    kind, content = message.metadata.message_type, message.content
+    if kind.split(".")[0] == MessageType.TRAIN:  # the mod ignores other kinds, as train.default
+        if kind != MessageType.TRAIN or RECORD_KEY_CONFIGS not in content.config_records:
+            raise MessageError("the server asked for an upload in plain; this client masks it")
+        if content.config_records[RECORD_KEY_CONFIGS].get(Key.STAGE) == Stage.SETUP:
+            types = {Key.SHARE_NUMBER: int, Key.THRESHOLD: int}
+            shares, needed = read_config(content, RECORD_KEY_CONFIGS, **types).values()
+            if needed < 2 or 2 * needed <= shares:
+                raise MessageError(f"{needed} of {shares} shares would reveal a secret: too few")
+    return call_next(message, context)
 
-    def shares(self, asked: int) -> int:
-        """With how many each client shares its secrets, itself included."""
-        return min(self.neighbours or asked, asked)
 
-    def needed(self, asked: int) -> int:
-        """How many of these must be left at the end."""
-        shares = self.shares(asked)
-        return max(2, shares // 2 + 1, int(self.threshold * shares))
+def _reply_with_vector(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Replace a reply by the form that Flower's mod expects: one vector, as of one example."""
+    if message.metadata.message_type != MessageType.TRAIN:
+        return call_next(message, context)
+    ranges: Any = message.content.config_records.get(RANGES, ConfigRecord())
+    reply = call_next(message, context)
+    content = _fit_result([_vector(reply.content, ranges)])
+    content["fedda"] = reply.content["fedda"]
+    return Message(content, reply_to=message)
 
-    def ranges(self, like: PyTree, plan: Plan) -> PyTree:
-        """How large the entries of each leaf may be, of an upload and of what was seen."""
-        whole = math.ceil(self.most_weight)
-        work = work_of(plan, np.array(whole))
-        visited = float(work.examples)
-        weight = 2.0 ** math.ceil(math.log2(whole))  # so that whole numbers stay whole
 
-        most_count = max(self.most, float(work.computed))  # a counter holds steps, or less
+def _vector(content: RecordDict, ranges: Mapping[str, Any]) -> np.ndarray:
+    """Return all numbers of a reply, divided by their ranges, and two flags."""
+    upload, seen = content.array_records["upload"], content.metric_records["seen"]
+    if odd := sorted(set(upload) ^ set(ranges["names"])):
+        raise MessageError(f"the server's ranges are not those of this upload: see {odd[0]}")
+    arrays = [upload[name].numpy() for name in ranges["names"]]
+    arrays = [array.view(jnp.bfloat16) if array.dtype == np.uint16 else array for array in arrays]
+    arrays += [np.array(seen["loss"]), np.array(seen["examples"])]
+    parts = zip(arrays, ranges["ranges"], strict=True)
+    vector = np.concatenate([array.astype(np.float64).ravel() / most for array, most in parts])
+    if not np.isfinite(vector).all():  # it would spoil the sum
+        raise MessageError(f"a number in the upload is not finite. {messages.NOT_FINITE}")
+    return np.append(vector, [1.0, (np.abs(vector) > 1).any()])
 
-        def entries(times: float, part: PyTree) -> PyTree:
-            def of(part: PyTree) -> PyTree:
-                most = most_count if is_counter(part) else self.most
-                return jax.tree.map(lambda _: most * times, part)
 
-            return jax.tree.map(of, part, is_leaf=is_counter)
+def _fit_result(arrays: list[np.ndarray]) -> RecordDict:
+    """Return a reply in the older form that Flower's mod and workflow read."""
+    status, parameters = flower.Status(flower.Code.OK, ""), flower.ndarrays_to_parameters(arrays)
+    return fitres_to_recorddict(flower.FitRes(status, parameters, 1, {}), keep_input=True)
 
-        def of(part: PyTree) -> PyTree:
-            if not is_weighted(part):
-                return entries(1, part)
-            return Weighted(entries(whole, part.sum), weight)
 
-        upload = jax.tree.map(of, like, is_leaf=lambda part: is_weighted(part) or is_counter(part))
-        return {
-            "upload": upload,
-            "seen": {"loss": self.most_loss * visited, "examples": visited},
+# --------------------------------------------------------------------------------- the server
+
+
+def secure_sum(
+    exchange: Exchange, transport: Transport, secure: Secure, least: int = 1
+) -> Aggregate:
+    """Return the sum of the clients' uploads without seeing one of them.
+
+    A sum over fewer than `least` clients stays masked: a repeated round asks for the same uploads,
+    and the difference of two sums would be the upload of a client that is in only one of them.
+
+    Args:
+        exchange: What to ask the clients.
+        transport: How to ask them, and where to report replies that are refused.
+        secure: The settings of secure aggregation.
+        least: The smallest number of clients in the sum.
+
+    Raises:
+        AggregationError: Too few clients remained, or one sent a wrong share.
+    """
+    secure.check(len(exchange.orders))
+    needed = secure.needed(len(exchange.orders))
+    leaves, structure = jax.tree.flatten(exchange.like)
+    ranges = _ranges(secure, exchange)
+    nodes: dict[int, int] | None = {transport.clients[key]: key for key in exchange.orders}
+    while nodes is not None:
+        grid = _ProtocolGrid(exchange, transport, ranges, nodes, least=max(least, needed))
+        mean = _run_workflow(secure, grid, needed)
+        nodes = grid.restart_with
+    if mean is None:
+        raise AggregationError(f"too few clients are left at the stage {grid.stage}")
+    steps = 2 ** (secure.bits - 1)
+    total = np.rint(mean * len(grid.counted) * steps) / steps  # undoes the rounding of the mean
+    *parts, extra = np.split(total, np.cumsum([math.prod(leaf.shape) for leaf in leaves]))
+    loss, examples, ones, clipped = extra * [*ranges[-2:], 1.0, 1.0]
+    if ones != len(grid.counted):
+        raise AggregationError("the masks could not be removed: a client sent a wrong share")
+    arrays = [
+        (part * most).reshape(leaf.shape).astype(wide(leaf.dtype))
+        for part, most, leaf in zip(parts, ranges[:-2], leaves, strict=True)
+    ]
+    upload, seen = jax.tree.unflatten(structure, arrays), Seen(loss, examples)
+    return Aggregate(upload, seen, counted=grid.counted, clipped=int(clipped))
+
+
+def _ranges(secure: Secure, exchange: Exchange) -> list[float]:
+    """Return the largest entry of each leaf of an upload, and of a client's loss and examples."""
+    most_examples = math.ceil(secure.most_weight)
+    work = work_of(exchange.plan, np.array(most_examples))
+    visited = float(work.examples)
+    most_counter = max(secure.most, float(work.computed))  # a counter holds steps, or less
+    most_weight = 2.0 ** math.ceil(math.log2(most_examples))  # so that whole numbers stay whole
+
+    def of(parts: PyTree, weight: float = 1.0) -> list[float]:
+        ranges: list[float] = []
+        for part in jax.tree.leaves(parts, is_leaf=lambda one: is_weighted(one) or is_counter(one)):
+            if is_weighted(part):
+                ranges += [*of(part.sum, most_examples), most_weight]
+            else:
+                most = most_counter if is_counter(part) else secure.most
+                ranges += [most * weight] * len(jax.tree.leaves(part))
+        return ranges
+
+    return [*of(exchange.like), secure.most_loss * visited, visited]
+
+
+def _run_workflow(secure: Secure, grid: "_ProtocolGrid", needed: int) -> np.ndarray | None:
+    """Run Flower's workflow; return the mean of the clients' vectors, or None if it halted."""
+    nodes = [SimpleNamespace(node_id=node) for node in grid.clients]
+    chosen = [(node, flower.FitIns(flower.Parameters([], ""), {})) for node in nodes]
+    # Flower wants a whole strategy, of which its workflow calls these two methods.
+    strategy: Any = SimpleNamespace(
+        configure_fit=lambda *_: chosen,
+        aggregate_fit=lambda _, results, failures: (results[0][1].parameters, {}),  # all are equal
+    )
+    shares = secure.shares(len(nodes))
+    workflow: Any = SecAggPlusWorkflow(
+        num_shares=1.0 if shares == len(nodes) else shares,
+        reconstruction_threshold=needed,
+        max_weight=1.0,  # and one example each: Flower's weights do nothing
+        clipping_range=1.0,
+        quantization_range=2**secure.bits,
+        modulus_range=MODULUS,
+    )
+    config = ConfigRecord({workflow_names.Key.CURRENT_ROUND: 0})
+    result = workflow_names.MAIN_PARAMS_RECORD
+    records = RecordDict({workflow_names.MAIN_CONFIGS_RECORD: config, result: ArrayRecord()})
+    try:
+        workflow(grid, LegacyContext(Context(0, 0, {}, records, {}), strategy=strategy))
+    except (AssertionError, TypeError, ValueError) as error:
+        if grid.stage != Stage.UNMASK:
+            raise
+        raise AggregationError(f"the shares of a secret do not fit together: {error}") from error
+    means = records.array_records[result].to_numpy_ndarrays()
+    return means[0] if means else None
+
+
+@dataclass
+class _ProtocolGrid:
+    """The grid that Flower's workflow talks to, which adds the orders and checks the replies."""
+
+    exchange: Exchange
+    transport: Transport
+    ranges: list[float]
+    clients: dict[int, int]  # by their Flower node
+    least: int  # clients in the sum
+    stage: str = ""
+    counted: frozenset[int] = frozenset()  # the clients in the sum
+    # The remaining nodes, if others were lost before they shared their secrets: the workflow would
+    # ask for shares of those secrets at the end, and fail.
+    restart_with: dict[int, int] | None = None
+    public_keys: set[bytes] = field(default_factory=set)
+
+    def send_and_receive(
+        self, requests: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        """Send the messages of a stage, and return the valid replies."""
+        configs: dict[int, Any] = {
+            self.clients[request.metadata.dst_node_id]: request.content[RECORD_KEY_CONFIGS]
+            for request in requests
         }
+        self.stage = next(iter(configs.values()))[Key.STAGE]
+        replies: dict[int, Message] = {}
+        contents = {client: self._content(client, config) for client, config in configs.items()}
+        for client, reply in self.transport.ask(contents):
+            try:
+                config = self._check(client, configs[client], messages.read_content(reply))
+            except MessageError as reason:
+                self.transport.refuse(client, reason)
+            else:
+                reply.content = RecordDict({**_fit_result([]), RECORD_KEY_CONFIGS: config})
+                replies[client] = reply
+        if self.stage == Stage.UNMASK:
+            return [*replies.values()]
+        if len(replies) < self.least:
+            raise AggregationError(f"too few clients are left at the stage {self.stage}")
+        self.counted = frozenset(replies)
+        if self.stage != Stage.COLLECT_MASKED_VECTORS and len(replies) < len(configs):
+            self.restart_with = {self.transport.clients[client]: client for client in replies}
+            return []  # which halts the workflow
+        return [*replies.values()]
 
+    def _content(self, client: int, config: ConfigRecord) -> RecordDict:
+        """Return the content of a message of the protocol, with the order when it is due."""
+        # A copy, for Flower's mod takes the stage out of the record.
+        content = RecordDict({RECORD_KEY_CONFIGS: ConfigRecord(dict(config))})
+        if self.stage != Stage.COLLECT_MASKED_VECTORS:
+            return content
+        leaves = jax.tree_util.tree_leaves_with_path(self.exchange.like)
+        names = [messages.leaf_name(path) for path, _ in leaves]
+        content[RANGES] = ConfigRecord({"names": names, "ranges": self.ranges})
+        return RecordDict({**self.exchange.content(client), **content})
 
-def protocol_part(content: RecordDict) -> ConfigRecord:
-    """What Flower's mod and its workflow say to each other in a message."""
-    return content.config_records.get(RECORD_KEY_CONFIGS, ConfigRecord())
+    def _check(self, client: int, request: Mapping[str, Any], content: RecordDict) -> ConfigRecord:
+        """Return the protocol's part of a reply, or refuse what nobody could use."""
+        values = [*read_config(content, RECORD_KEY_CONFIGS, **REPLIES[self.stage]).values()]
+        if self.stage == Stage.SETUP:
+            for key in values:
+                self._check_key(key)
+        elif self.stage == Stage.COLLECT_MASKED_VECTORS:
+            self.exchange.orders[client].check_reply(client, content)
+            leaves = jax.tree.leaves(self.exchange.like)
+            entries = sum(math.prod(leaf.shape) for leaf in leaves) + EXTRA
+            if [type(part) for part in values[0]] != [bytes, bytes]:
+                raise MessageError("it has no masked vector")
+            for part, size in zip(values[0], (1, entries), strict=True):  # Flower's weight first
+                array = Array("int64", (size,), "numpy.ndarray", part)
+                messages.read_array(array, "masked vector", np.dtype(np.int64), (size,))
+        else:
+            nodes, shares = values
+            if self.stage == Stage.SHARE_KEYS:
+                named = {int(node) for node in request if node != Key.STAGE}
+                named.discard(self.transport.clients[client])
+                correct = len(nodes) == len(named) and set(nodes) == named
+            else:
+                correct = nodes == request[Key.ACTIVE_NODE_ID_LIST] + request[Key.DEAD_NODE_ID_LIST]
+            if not correct or len(shares) != len(nodes):
+                raise MessageError("its shares are not those of the clients that were named")
+            if not all(type(share) is bytes and len(share) <= MAX_SHARE for share in shares):
+                raise MessageError(f"a share must be at most {MAX_SHARE} bytes")
+        return content.config_records[RECORD_KEY_CONFIGS]
 
-
-def fitres(arrays: list[np.ndarray]) -> RecordDict:
-    """Flower's older form of a reply, in which its mod and its workflow speak."""
-    result = FitRes(Status(Code.OK, ""), ndarrays_to_parameters(arrays), 1, {})
-    return fitres_to_recorddict(result, keep_input=True)
+    def _check_key(self, key: bytes) -> None:
+        try:
+            public: Any = load_pem_public_key(key)
+            # As the other clients will, with a key on the curve of Flower's keys.
+            ec.generate_private_key(ec.SECP384R1()).exchange(ec.ECDH(), public)
+        except Exception as error:  # of many types, which all mean that it is no such key
+            raise MessageError(f"a public key cannot be used: {error}") from error
+        if key in self.public_keys:
+            raise MessageError("another client has the same public key")
+        self.public_keys.add(key)

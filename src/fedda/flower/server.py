@@ -1,37 +1,37 @@
-"""The server of a federation: a plain loop over rounds and phases, on Flower's messages.
+"""The Flower server: a loop over rounds and phases.
 
-It asks, waits no longer than the deadline, checks every reply as if it came from a stranger, adds
-up what is sound, and merges the sum as a simulation does. A round to which too few replied is
-repeated; one whose sum is unusable never happened, neither for the server nor for its clients.
-After each round everything is saved, and a server that is started again goes on from there.
+In every phase the server asks clients, waits for them until the deadline, adds up the valid replies
+and merges the sum as a simulation does. A round with too few replies is repeated. A round whose sum
+is not finite is skipped, on the server and on its clients. The server saves its state after every
+round, and continues from there when it is started again.
 """
 
+import json
 import logging
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flwr.app import Context, RecordDict
+from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from jax import random
 
-from fedda import api
+from fedda import algorithms, api
 from fedda.core import tree
 from fedda.core.algorithm import Phase
 from fedda.core.round import merged
 from fedda.core.tree import PyTree
+from fedda.data.federation import from_clients
 from fedda.errors import InputError
-from fedda.flower import messages as wire
-from fedda.flower.aggregation import RECENT, Halted, NotFinite, Size, Summed, add_up, plain_sum
-from fedda.flower.messages import Refused
-from fedda.flower.settings import Method, Settings, method
+from fedda.flower.aggregation import Aggregate, AggregationError, Exchange, PlainAggregator
+from fedda.flower.messages import MessageError, Order, pack
+from fedda.flower.secure import secure_sum
+from fedda.flower.settings import Settings, check
 from fedda.flower.state import Progress
-from fedda.flower.transport import Mail
-from fedda.flower.unmasking import secure_sum
+from fedda.flower.transport import Transport
 from fedda.simulate import train as simulate
 from fedda.simulate.cohort import draw_cohort
 from fedda.simulate.train import Row
@@ -41,16 +41,23 @@ log = logging.getLogger("fedda.flower")
 
 
 class Served(NamedTuple):
-    """A federation after its last round."""
+    """A federation after its last round.
+
+    Attributes:
+        state: The server's state; `state.params` are the parameters of the model.
+        history: One row of metrics for each round.
+        events: What went wrong, and how often.
+        events_by_client: The events for which one client is responsible.
+    """
 
     state: Any
     history: list[Row]
-    events: Counter[str]  # what did not go as it should, and how often
-    events_by_client: Mapping[str, Mapping[str, int]]  # those for which one client is responsible
+    events: Counter[str]
+    events_by_client: Mapping[str, Mapping[str, int]]
 
 
 def server_app(settings: Settings) -> ServerApp:
-    """A server that trains a federation as the settings say."""
+    """Return a Flower server that trains a federation with these settings."""
     app = ServerApp()
 
     @app.main()
@@ -61,247 +68,231 @@ def server_app(settings: Settings) -> ServerApp:
 
 
 def serve(grid: Grid, settings: Settings) -> Served:
-    """Train a federation to its last round.
+    """Train a federation until its last round.
+
+    Args:
+        grid: Flower's grid, which a `ServerApp` is called with.
+        settings: What to train, and how.
+
+    Returns:
+        The final state of the server and the history of the rounds.
 
     Raises:
-        InputError: Too few clients came, or none of the rounds changed the model.
+        InputError: A setting is wrong, too few clients joined, or all rounds were skipped.
     """
-    chosen = method(settings)
-    first = chosen.first_state(settings)
-    with RunDirectory(settings.directory, chosen.identity(settings)) as kept:
-        found = kept.read_back(lambda: first)
-        state = first if found is None else jax.tree.map(jnp.asarray, found.run)
-        progress = Progress() if found is None else Progress(**found.progress)
+    server = Server(grid, settings)
+    progress = server.progress
+    with RunDirectory(settings.directory, server.identity()) as directory:
+        if (saved := directory.read_back(lambda: server.state)) is not None:
+            server.state = jax.tree.map(jnp.asarray, saved.run)
+            vars(progress).update(saved.progress)
         if 0 < progress.round < settings.rounds:
-            progress.event("restarts", "continued from round %d", progress.round)
-        server = Server(grid, settings, chosen, state, progress)
-        server.mail.gather(settings.nodes or settings.cohort)
+            progress.event("restarts", f"continued from round {progress.round}")
+        server.transport.wait_for_clients(settings.nodes or settings.cohort)
         while progress.round < settings.rounds:
-            server.do_round()
-            kept.log(server.row())
-            kept.save(progress.round, server.state, asdict(progress))
-            kept.wait()  # a server that is killed now need not repeat the round
-            while kept.notes:
-                log.warning(kept.notes.pop())
-        kept.finish(server.summary)
+            server.run_round()
+            directory.log(server.row())
+            directory.save(progress.round, server.state, asdict(progress))
+            directory.wait()  # so that a server that is killed now need not repeat the round
+            while directory.notes:
+                log.warning(directory.notes.pop())
+        directory.finish(server.summary)
     if progress.skipped_rounds == progress.round:
         raise InputError(
             f"all of the {progress.round} rounds were skipped, so the model was not trained. "
-            f"Events: {progress.events}. At least one round must have `least` sound replies. Read "
-            "in the log why the replies were refused; it names the clients."
+            f"Events: {progress.events}. At least one round must have `least` valid replies. The "
+            "log names the clients and says why their replies were refused."
         )
-    by_client = progress.events_by_client
-    return Served(server.state, kept.history, Counter(progress.events), by_client)
+    return Served(
+        state=server.state,
+        history=directory.history,
+        events=Counter(progress.events),
+        events_by_client=progress.events_by_client,
+    )
 
 
 class Server:
-    """The federation as the server sees it."""
+    """The state of a federation, and the rounds that change it."""
 
-    def __init__(
-        self, grid: Grid, settings: Settings, chosen: Method, state: Any, progress: Progress
-    ) -> None:
-        self.settings, self.method, self.state, self.progress = settings, chosen, state, progress
-        self.mail = Mail(grid, settings.deadline, progress)
-        kept = jax.eval_shape(chosen.algorithm.memory, chosen.hp, state.params)
-        self.remembers = bool(jax.tree.leaves(kept))
-        self.full_rounds = api.last_rounds(settings.stabilise, settings.rounds)
-        self.population = 0  # in the round before, or none before
-        self.recent = [deque[Size](maxlen=RECENT) for _ in chosen.algorithm.phases]
+    def __init__(self, grid: Grid, settings: Settings) -> None:
+        self.settings, self.name, options = settings, "custom", {}
+        self.algorithm, self.hyper = algorithms.configure(settings.algorithm, settings.chosen)
+        check(settings, self.algorithm)
+        if isinstance(settings.algorithm, str):
+            self.name = settings.algorithm
+            known = algorithms.options(self.name).items()
+            options = {name: settings.chosen.get(name, values[0]) for name, values in known}
+        self.options = json.dumps(options, sort_keys=True)
+        self.full_from = settings.rounds - api.last_rounds(settings.stabilise, settings.rounds)
+        self.hp = api.traced(self.hyper, settings.task.model)
+        params = jax.jit(settings.task.model.init)(random.fold_in(random.key(settings.seed), 0))
+        self.state = jax.jit(self.algorithm.init)(self.hp, params)
+        # What a client works with, besides the server's message: its memory, data and key.
+        memory = jax.eval_shape(self.algorithm.memory, self.hp, params)
+        self.client = memory, from_clients([settings.example]).shard(0), random.key(0)
+        self.population = 0  # in the round before; 0: there was none
+        self.progress = Progress()
+        self.transport = Transport(grid, settings.deadline, self.progress)
+        self.plain = [PlainAggregator(self.transport, settings) for _ in self.algorithm.phases]
 
-    def do_round(self) -> None:
-        """One round, repeated where too few reply, and skipped where that does not help."""
+    def identity(self) -> dict[str, str]:
+        """Return what must stay the same for the federation to be continued."""
+        chosen = {"algorithm": self.name, "options": self.options, "seed": str(self.settings.seed)}
+        chosen |= {name: str(value) for name, value in self.hyper._asdict().items()}
+        return chosen | tree.types("parameter ", self.settings.task.model.shapes())
+
+    def run_round(self) -> None:
+        """Run a round. Repeat it if too few clients reply, and skip it after the last attempt."""
         for attempt in range(self.settings.attempts):
             try:
-                self.attempt()
+                self.attempt_round()
                 break
-            except Halted as reason:
-                self.progress.event("repeated_rounds", "round %d: %s", self.progress.round, reason)
+            except AggregationError as reason:
+                self.progress.event("repeated_rounds", f"round {self.progress.round}: {reason}")
                 if attempt + 1 < self.settings.attempts:
-                    self.mail.gather(self.settings.least)
+                    self.transport.wait_for_clients(self.settings.least)
         else:
             self.progress.skipped_rounds += 1
         self.progress.round += 1
 
-    def attempt(self) -> None:
-        """A round, which changes the state only if all of its phases are done."""
-        number, settings = self.progress.round, self.settings
-        self.mail.discover()
-        everyone = sorted(self.mail.clients)
+    def attempt_round(self) -> None:
+        """Run all phases of a round; change the state only after the last of them."""
+        number, least = self.progress.round, self.settings.least
+        self.transport.find_clients()
+        everyone = sorted(self.transport.clients)
         self.compare_population(len(everyone))
-        size = min(settings.cohort, len(everyone))
-        if size < settings.least:
-            raise Halted(f"{size} clients are there, {settings.least} are needed")
-        drawn = draw_cohort(settings.seed, number, len(everyone), size)
+        size = min(self.settings.cohort, len(everyone))
+        if size < least:
+            raise AggregationError(f"{size} clients are there, {least} are needed")
+        drawn = draw_cohort(self.settings.seed, number, len(everyone), size)
         cohort = [everyone[place] for place in drawn]
-        state, counted, usable = self.state, dict(self.progress.counted), True
+        state, counted, finite = self.state, dict(self.progress.counted), True
         loss = examples = 0.0
-        for place, phase in enumerate(self.method.algorithm.phases):
+        for place, phase in enumerate(self.algorithm.phases):
             asked = everyone if phase.everyone else cohort
-            orders = {key: self.order(place, key, counted) for key in asked}
-            found = self.summed(phase, state, orders, self.recent[place])
-            after, finite = self.merged(phase, state, found.upload)
-            if not finite:
-                found = self.without_culprits(phase, state, found)
-                after, finite = self.merged(phase, state, found.upload)
-            if len(found.counted) < settings.least:
-                raise Halted(f"{len(found.counted)} of {len(asked)} replies were sound")
-            state, usable = after, usable and finite
-            counted |= {str(key): orders[key].serial for key in found.counted}
-            loss += float(found.seen.loss)
-            examples += float(found.seen.examples)
-        if not usable:
-            self.progress.event("unusable_sums", "round %d: the sum was not finite", number)
+            orders = {client: self.order(place, client, counted) for client in asked}
+            total = self.aggregate(place, state, orders)
+            after, usable = self.merge(phase, state, total.upload)
+            if not usable:
+                total = self.without_culprits(phase, state, total)
+                after, usable = self.merge(phase, state, total.upload)
+            if len(total.counted) < least:
+                raise AggregationError(f"{len(total.counted)} of {len(asked)} replies were valid")
+            state, finite = after, finite and usable
+            counted |= {str(client): orders[client].serial for client in total.counted}
+            loss += float(total.seen.loss)
+            examples += float(total.seen.examples)
+        if not finite:
+            self.progress.event("unusable_sums", f"round {number}: the sum was not finite")
             self.progress.skipped_rounds += 1
             return
         self.state, self.progress.counted = state, counted
         self.progress.train_loss = loss / examples if examples else None
 
-    def merged(self, phase: Phase, state: Any, upload: PyTree) -> tuple[Any, bool]:
-        """The state after a sum, or one upload, was merged, and whether all of it is finite."""
-        total = jax.tree.map(jnp.asarray, upload)
-        after = _merge(phase, self.method.hp, self.state, state, total)
-        return after, bool(_finite((total, after)))
+    def compare_population(self, count: int) -> None:
+        """Report a change after which a mean over the memory of all clients is wrong."""
+        if jax.tree.leaves(self.client[0]) and self.population not in (0, count):
+            text = f"{count} clients instead of {self.population}: means over all are now wrong"
+            self.progress.event("changed_populations", text)
+        self.population = count
 
-    def without_culprits(self, phase: Phase, state: Any, found: Summed) -> Summed:
-        """The sum without the replies that spoil the state even if each is merged alone.
-
-        If all of them do, the reason is not with a client, and the sum stays as it is.
-        """
-        sound = {
-            partition: reply
-            for partition, reply in found.replies.items()
-            if self.merged(phase, state, reply.upload)[1]
-        }
-        if not sound:
-            return found
-        for partition in found.replies.keys() - sound.keys():
-            self.refuse(partition, Refused("merged alone, it makes the server's state not finite"))
-        return add_up(sound)
-
-    def compare_population(self, now: int) -> None:
-        """Tells where a mean over what all clients remember can no longer be right."""
-        if self.remembers and self.population not in (0, now):
-            words = "%d clients, where there were %d: what is kept of all is off from now on"
-            self.progress.event("changed_populations", words, now, self.population)
-        self.population = now
-
-    def order(self, phase: int, partition: int, counted: Mapping[str, int]) -> wire.Order:
-        """What one client is asked to do; `counted` includes the phases of this round so far."""
+    def order(self, phase: int, client: int, counted: Mapping[str, int]) -> Order:
+        """Return the order to a client; `counted` includes the earlier phases of this round."""
         self.progress.serial += 1
-        number, name = self.progress.round, str(partition)
-        return wire.Order(
-            self.method.name,
-            self.method.options,
-            self.settings.seed,
-            number,
-            phase,
-            full=number >= self.settings.rounds - self.full_rounds,
-            clients=len(self.mail.clients),
+        return Order(
+            algorithm=self.name,
+            options=self.options,
+            seed=self.settings.seed,
+            round=self.progress.round,
+            phase=phase,
+            full=self.progress.round >= self.full_from,
+            clients=len(self.transport.clients),
             serial=self.progress.serial,
-            counted=counted.get(name, 0),
-            settled=self.progress.counted.get(name, 0),
-            hyper=self.method.hyper,
+            resume_from=counted.get(str(client), 0),
+            keep_from=self.progress.counted.get(str(client), 0),
+            hyper=self.hyper._asdict(),
         )
 
-    def summed(
-        self, phase: Phase, state: Any, orders: Mapping[int, wire.Order], recent: deque[Size]
-    ) -> Summed:
-        """The sum of what the asked clients upload, and who is in it."""
-        message = wire.pack(_send(phase, self.method.hp, state))
-        outgoing = {
-            partition: self.mail.message(
-                RecordDict({**order.records(), "message": message}),
-                "train",
-                self.mail.clients[partition],
-            )
-            for partition, order in orders.items()
-        }
-        like, secure, plan = self.upload_like(phase), self.settings.secure, self.settings.task.plan
-        if any(order.full for order in orders.values()):
-            plan = plan.full()
-        if secure is None:
-            found = plain_sum(
-                self.settings,
-                plan,
-                phase,
-                orders,
-                like,
-                float(_norm(state.params)),
-                recent,
-                self.mail.ask(outgoing),
-                self.refuse,
-                self.note,
-            )
+    def aggregate(self, place: int, state: Any, orders: Mapping[int, Order]) -> Aggregate:
+        """Return the sum of the clients' uploads in a phase."""
+        settings, phase = self.settings, self.algorithm.phases[place]
+        message, plan = _send(phase, self.hp, state), settings.task.plan
+
+        def work(hp: Any, *inputs: Any) -> Any:
+            return phase.work(hp, settings.task, *inputs)
+
+        like, _, _ = jax.eval_shape(work, self.hp, message, *self.client)
+        exchange = Exchange(
+            phase=phase,
+            plan=plan.full() if self.progress.round >= self.full_from else plan,
+            params=state.params,
+            message=pack(message),
+            orders=orders,
+            like=like,
+        )
+        if settings.secure is None:
+            total = self.plain[place].sum(exchange)
         else:
-            least = self.settings.least
-            found = secure_sum(secure, outgoing, like, plan, self.mail.ask, self.refuse, least)
-        if found.clipped:
-            words = "uploads of %d clients were clipped"
-            self.progress.event("clipped_uploads", words, found.clipped)
-        for partition in orders.keys() - found.counted:
-            log.warning("round %d goes on without client %d", self.progress.round, partition)
-        return found
+            total = secure_sum(exchange, self.transport, settings.secure, settings.least)
+        if total.clipped:
+            text = f"uploads of {total.clipped} clients were clipped"
+            self.progress.event("clipped_uploads", text)
+        for client in orders.keys() - total.counted:
+            log.warning("round %d goes on without client %d", self.progress.round, client)
+        return total
 
-    def refuse(self, partition: int, reason: Refused) -> None:
-        self.progress.nonfinite_clients += isinstance(reason, NotFinite)
-        self.note("refused_replies", partition, reason)
+    def merge(self, phase: Phase, state: Any, upload: PyTree) -> tuple[Any, bool]:
+        """Merge a sum, or one upload; return the new state, and whether all of it is finite."""
+        total = jax.tree.map(jnp.asarray, upload)
+        after = _merge(phase, self.hp, self.state, state, total)
+        return after, bool(_all_finite((total, after)))
 
-    def note(self, event: str, partition: int, reason: object) -> None:
-        """Log and count an event for which one client is responsible."""
-        client = f"client {partition} (node {self.mail.clients[partition]})"
-        self.progress.client_event(event, client, reason)
+    def without_culprits(self, phase: Phase, state: Any, total: Aggregate) -> Aggregate:
+        """Return the sum without the replies that make the state not finite even alone.
 
-    def upload_like(self, phase: Phase) -> PyTree:
-        """The shapes and types of what a client uploads in a phase."""
-        chosen, task = self.method, self.settings.task
-
-        def upload(hp: Any, state: Any) -> PyTree:
-            memory = chosen.algorithm.memory(hp, state.params)
-            key = random.key(0)
-            return phase.work(hp, task, phase.send(hp, state), memory, chosen.example, key)[0]
-
-        return jax.eval_shape(upload, chosen.hp, self.state)
+        If all of them do, no client is to blame, and the sum stays as it is.
+        """
+        valid = {
+            client: reply
+            for client, reply in total.replies.items()
+            if self.merge(phase, state, reply.upload)[1]
+        }
+        if not valid:
+            return total
+        for client in total.replies.keys() - valid.keys():
+            reason = MessageError("merged alone, it makes the server's state not finite")
+            self.transport.refuse(client, reason)
+        return Aggregate.of(valid)
 
     def row(self) -> Row:
-        """What a person wants to see of the last round, as in a simulation."""
+        """Return the metrics of the last round, as in a simulation."""
         progress, settings = self.progress, self.settings
         row: Row = {"round": progress.round, "train_loss": progress.train_loss}
-        due = progress.round % settings.eval_every == 0 or progress.round == settings.rounds
-        if settings.test is not None and due:
-            evaluate = simulate.evaluate(settings.task, False, None)
-            found = evaluate(self.state.params, *settings.test)
-            row |= {name: float(value) for name, value in found.items()}
-        if settings.evaluate is not None and due:
-            row |= settings.evaluate(self.state.params)
-        return row | {name: getattr(progress, name) for name in simulate.TOTALS}
+        if progress.round % settings.eval_every == 0 or progress.round == settings.rounds:
+            if settings.test is not None:
+                evaluate = simulate.evaluate(settings.task, False, None)
+                metrics = evaluate(self.state.params, *settings.test)
+                row |= {name: float(value) for name, value in metrics.items()}
+            if settings.evaluate is not None:
+                row |= settings.evaluate(self.state.params)
+        return row | self.totals()
 
     def summary(self) -> dict[str, Any]:
+        """Return what `summary.json` contains."""
         return {
-            "algorithm": self.method.name,
+            "algorithm": self.name,
             "rounds": self.progress.round,
-            "clients": len(self.mail.clients),
+            "clients": len(self.transport.clients),
             "events": self.progress.events,
             "events_by_client": self.progress.events_by_client,
-            **{name: getattr(self.progress, name) for name in simulate.TOTALS},
+            **self.totals(),
         }
 
-
-@partial(jax.jit, static_argnames="phase")
-def _send(phase: Phase, hp: Any, state: Any) -> PyTree:
-    return phase.send(hp, state)
-
-
-@partial(jax.jit, static_argnames="phase")
-def _merge(phase: Phase, hp: Any, before: Any, state: Any, total: PyTree) -> Any:
-    return merged(phase, hp, before, state, total)
+    def totals(self) -> dict[str, int]:
+        """Return the bytes sent so far, and the uploads and rounds that did not count."""
+        return {name: getattr(self.progress, name) for name in simulate.TOTALS}
 
 
-_finite = jax.jit(tree.all_finite)
-
-
-@jax.jit
-def _norm(params: PyTree) -> jax.Array:
-    squares = [
-        jnp.square(leaf.astype(jnp.result_type(float))).sum() for leaf in jax.tree.leaves(params)
-    ]
-    return jnp.sqrt(sum(squares))
+_send = jax.jit(lambda phase, hp, state: phase.send(hp, state), static_argnums=0)
+_merge = jax.jit(merged, static_argnums=0)
+_all_finite = jax.jit(tree.all_finite)

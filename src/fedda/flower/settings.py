@@ -1,107 +1,141 @@
-"""What a federation is to do: its settings, their checks, and the algorithm that they name."""
+"""Settings of a federation, and their checks."""
 
-import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-from jax import random
-
-from fedda import algorithms, api
+from fedda import api
 from fedda.core.algorithm import Algorithm, as_sent
 from fedda.core.task import Task
 from fedda.core.tree import PyTree
-from fedda.data.federation import Shard, from_clients
 from fedda.errors import InputError, check_whole_number
-from fedda.flower import messages
-from fedda.flower.secure import Secure
 from fedda.transforms.privacy import only_summed
+
+MODULUS = 2**32  # of secure sums: the largest that Flower allows
+
+
+class Secure(NamedTuple):
+    """Settings of secure aggregation: how uploads become integers, and how many may be lost.
+
+    An entry of an upload is clipped to the range from -r to r and rounded at random, without bias,
+    to one of 2^bits steps. The error of an entry in a sum of n uploads, none of them clipped, is
+    below n * 2 r / 2^bits. Here r is `most` for a plain entry, and `most` times `most_weight` for
+    an entry that is multiplied by a weight. The range of a counter, such as the number of local
+    steps, is the largest number of steps that a client takes, if that is more than `most`. Weights
+    that are whole numbers are summed without error if `most_weight` is at most 2^(bits - 1).
+
+    Attributes:
+        most: The largest entry of an upload, after division by the weight if it is weighted.
+        most_weight: The largest number of examples of a client.
+        most_loss: The largest mean loss of a client, which is only shown.
+        bits: Precision of an entry.
+        neighbours: Number of clients, itself included, with which a client shares its secrets;
+            None: all.
+        threshold: The share of these neighbours that must be left at the end.
+    """
+
+    most: float
+    most_weight: float
+    most_loss: float = 100.0
+    bits: int = 22
+    neighbours: int | None = None
+    threshold: float = 2 / 3
+
+    def check(self, clients: int) -> None:
+        """Refuse settings that cannot work for the sum over this number of clients."""
+        for name in ("most", "most_weight", "most_loss"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise InputError(f"{name} of secure must be a positive number, got {value}.")
+        if not 0.5 < self.threshold < 1:
+            # If half of a client's shares were enough, the server could ask for both secrets.
+            allowed = "above 0.5 and below 1"
+            raise InputError(f"threshold of secure must be {allowed}, got {self.threshold}.")
+        count = self.neighbours
+        if count is not None and (count < 3 or count % 2 == 0):
+            raise InputError(f"neighbours of secure must be an odd number from 3 on, got {count}.")
+        if clients < 2:
+            raise InputError("the sum over one client is its upload. Ask two clients or more.")
+        if not 1 <= self.bits <= 30 or clients * 2**self.bits >= MODULUS:
+            allowed = f"1 to {min(30, 31 - math.floor(math.log2(clients)))} for {clients} clients"
+            raise InputError(f"bits of secure must be {allowed}, got {self.bits}.")
+
+    def shares(self, clients: int) -> int:
+        """Return the number of clients, itself included, with which each shares its secrets."""
+        return min(self.neighbours or clients, clients)
+
+    def needed(self, clients: int) -> int:
+        """Return the number of shares that reveal a secret: so many neighbours must be left."""
+        shares = self.shares(clients)
+        return max(2, shares // 2 + 1, int(self.threshold * shares))
 
 
 class Settings(NamedTuple):
-    """How a federation is trained."""
+    """Settings of a federation.
+
+    The last limits compare a reply with the median of the replies of this round and the 20 replies
+    before. A reply is refused if its norm exceeds `most_norm_ratio` times the median and the norm
+    of the model, or if a counter exceeds `most_weight_ratio` times the median. A larger weight is
+    lowered to `most_weight_ratio` times the median, unless `most_weight` is given.
+
+    Attributes:
+        algorithm: A name (`fedda algorithms` lists them) or an algorithm of your own.
+        task: Model, loss and local work, the same as the clients'.
+        example: Arrays `(x, y)` of one example or more, like those of the clients.
+        rounds: Number of rounds.
+        cohort: Number of clients that are asked in a round.
+        chosen: Hyper-parameters and options of the algorithm.
+        seed: Seed of all random numbers.
+        stabilise: Full-batch rounds at the end: their number, or below 1 their share.
+        test: Arrays `(x, y)` on which the server evaluates the model.
+        evaluate: Your own evaluation: parameters in, numbers by name out.
+        eval_every: Rounds between two evaluations.
+        nodes: Clients that must have joined before the first round; 0: as many as a cohort has.
+        least: Valid replies that a phase needs.
+        deadline: Seconds that the server waits for the replies of a phase, and for clients to join.
+        attempts: Attempts at a round before it is skipped.
+        most_norm: Limit on the norm of an upload, after division by its weight.
+        most_weight: Limit on the weight of an upload: the examples of the largest client.
+        most_norm_ratio: Limit on the norm, relative to the median; None: no limit.
+        most_weight_ratio: Limit on weights and counters, relative to the median; None: no limit.
+        secure: Settings of secure aggregation; the clients then need `secure_mods`.
+        directory: Directory for metrics, checkpoints and the summary.
+    """
 
     algorithm: str | Algorithm
     task: Task
-    example: tuple[Any, Any]  # arrays (x, y) of one example or more, like the clients' own
+    example: tuple[Any, Any]
     rounds: int
-    cohort: int  # clients that are asked in a round
-    chosen: Mapping[str, Any] = {}  # hyper-parameters and options of the algorithm
+    cohort: int
+    chosen: Mapping[str, Any] = {}
     seed: int = 0
-    stabilise: float = 0  # full-batch rounds at the end: a share below 1, or a number
+    stabilise: float = 0
     test: tuple[Any, Any] | None = None
-    evaluate: Callable[[PyTree], Mapping[str, float]] | None = None  # the model, in your own way
+    evaluate: Callable[[PyTree], Mapping[str, float]] | None = None
     eval_every: int = 1
-    nodes: int = 0  # that must be there before the first round; 0: as many as a cohort has clients
-    least: int = 1  # sound replies that a phase needs
-    deadline: float = 600.0  # seconds, for the replies of a phase and for nodes to come
-    attempts: int = 3  # at a round, before it is skipped
-    most_norm: float | None = None  # of an upload, after a weighted one was divided by its weight
-    most_weight: float | None = None  # of a weighted upload: the examples that a client may have
-    # Limits relative to the median of this round's replies and the 20 before; None: no limit.
-    # A reply whose norm is above the first, and above the model's, is refused. A weight above the
-    # second is lowered to it, unless there is a most_weight; a counter above it is refused.
+    nodes: int = 0
+    least: int = 1
+    deadline: float = 600.0
+    attempts: int = 3
+    most_norm: float | None = None
+    most_weight: float | None = None
     most_norm_ratio: float | None = 1000.0
     most_weight_ratio: float | None = 30.0
-    secure: Secure | None = None  # sums alone are revealed; the clients have `secure_mods`
-    directory: Path | None = None  # for metrics, checkpoints and the summary
+    secure: Secure | None = None
+    directory: Path | None = None
 
 
-class Method(NamedTuple):
-    """The algorithm of a federation, as the server computes with it and as orders name it."""
-
-    algorithm: Algorithm
-    hp: Any
-    example: Shard  # like the clients' own
-    name: str
-    options: str  # as JSON
-    hyper: Mapping[str, float]
-
-    def first_state(self, settings: Settings) -> Any:
-        """The server's state before the first round, as in a simulation."""
-        key = random.fold_in(random.key(settings.seed), 0)
-        params = jax.jit(settings.task.model.init)(key)
-        return jax.jit(self.algorithm.init)(self.hp, params)
-
-    def identity(self, settings: Settings) -> dict[str, str]:
-        """What must be the same for a folder's federation to be continued, in words."""
-        found = {"algorithm": self.name, "options": self.options, "seed": str(settings.seed)}
-        found |= {name: str(value) for name, value in self.hyper.items()}
-        named = jax.tree_util.tree_leaves_with_path(settings.task.model.shapes())
-        return found | {
-            f"parameter {messages.name_of(path)}": f"{leaf.dtype}{leaf.shape}"
-            for path, leaf in named
-        }
-
-
-def method(settings: Settings) -> Method:
-    """What the settings name, after a check that a federation can be trained with them."""
-    record, hyper = algorithms.configure(settings.algorithm, settings.chosen)
-    _check_numbers(settings)
-    _check_secure(settings, record)
-    name = settings.algorithm if isinstance(settings.algorithm, str) else "own"
-    known = algorithms.options(name) if name != "own" else {}
-    options = {option: settings.chosen.get(option, choices[0]) for option, choices in known.items()}
-    return Method(
-        record,
-        api.traced(hyper, settings.task.model),
-        from_clients([settings.example]).shard(0),
-        name,
-        json.dumps(options, sort_keys=True),
-        {name: float(value) for name, value in hyper._asdict().items()},
-    )
-
-
-def _check_numbers(settings: Settings) -> None:
+def check(settings: Settings, algorithm: Algorithm) -> None:
+    """Refuse settings with which a federation cannot be trained."""
     for name in ("rounds", "cohort", "eval_every", "least", "attempts"):
         check_whole_number(name, getattr(settings, name), least=1)
     check_whole_number("nodes", settings.nodes, least=0)
-    api.last_rounds(settings.stabilise, settings.rounds)
+    api.check_seed(settings.seed)
     if settings.least > settings.cohort:
         raise InputError(
-            f"least must be at most cohort, which is {settings.cohort}, got {settings.least}: no "
-            "round would have enough replies. Lower least or raise cohort."
+            f"least must be at most cohort, which is {settings.cohort}, got {settings.least}. "
+            "Lower least or raise cohort."
         )
     for name in ("most_norm", "most_weight", "most_norm_ratio", "most_weight_ratio"):
         value, least = getattr(settings, name), 1 if name.endswith("ratio") else 0
@@ -110,20 +144,14 @@ def _check_numbers(settings: Settings) -> None:
             raise InputError(f"{name} must be {kind}, or None for no limit, got {value}.")
     if not settings.deadline > 0:
         raise InputError(f"deadline must be a positive number of seconds, got {settings.deadline}.")
-    api.check_seed(settings.seed)
-
-
-def _check_secure(settings: Settings, record: Algorithm) -> None:
-    """Refuses what needs single uploads, where the server sees only their sum."""
-    if settings.secure is None:
-        return
-    if settings.most_norm or settings.most_weight:
+    if settings.secure is not None and (settings.most_norm or settings.most_weight):
         raise InputError(
-            "most_norm and most_weight are of single uploads, which a server with secure "
+            "most_norm and most_weight limit single uploads, which a server with secure "
             "aggregation does not see. Give most and most_weight of Secure instead."
         )
-    if any(phase.opened not in (as_sent, only_summed) for phase in record.phases):
+    opened = [phase.opened for phase in algorithm.phases]
+    if settings.secure is not None and not {*opened} <= {as_sent, only_summed}:
         raise InputError(
-            "compressed and bounded uploads are opened one by one, and a server with secure "
+            "compressed and bounded uploads are opened one by one, but a server with secure "
             "aggregation sees only their sum. Leave one of the two out."
         )

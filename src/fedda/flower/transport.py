@@ -1,4 +1,4 @@
-"""The server's end of Flower's grid: who is there, what is sent to them, and what comes back."""
+"""Exchange of messages with the clients of a Flower grid, within a deadline."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -7,105 +7,109 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedda.errors import InputError
-from fedda.flower import messages as wire
-from fedda.flower.messages import Refused
+from fedda.flower import messages
+from fedda.flower.messages import MessageError, NotFiniteError, nbytes
 from fedda.flower.state import Progress
 
-PAUSE = 0.2  # seconds between two looks at what has come in: each is work for the SuperLink
+PAUSE = 0.2  # seconds between two requests for replies: each is work for the SuperLink
 
 
-class Mail:
-    """Messages to clients and their replies, none of which is waited for beyond the deadline."""
+class Transport:
+    """The clients of a federation, and the messages to them.
+
+    Attributes:
+        clients: The Flower node of each client, by the client's partition number.
+    """
 
     def __init__(self, grid: Grid, deadline: float, progress: Progress) -> None:
         self.grid, self.deadline, self.progress = grid, deadline, progress
-        self.clients: dict[int, int] = {}  # the node of each, by its partition
-        self.strangers: set[int] = set()  # nodes that gave no usable answer to what they are
-        self.doubles: set[int] = set()  # those of them whose partition had a node already
-        self.late: dict[str, int] = {}  # messages whose time is over, and whom they asked
+        self.clients: dict[int, int] = {}
+        self.refused: set[int] = set()  # nodes without a valid answer to the server's query
+        self.duplicates: set[int] = set()  # refused because another node has their partition
+        self.late: dict[str, int] = {}  # nodes by message, after the deadline of the message
 
-    def gather(self, least: int) -> None:
-        """Waits for so many clients with examples."""
+    def wait_for_clients(self, count: int) -> None:
+        """Wait until there are `count` clients with examples."""
         end = time.monotonic() + self.deadline
-        while True:
-            self.discover()
-            if len(self.clients) >= least:
-                return
+        self.find_clients()
+        while len(self.clients) < count:
             if time.monotonic() > end:
-                count = len(self.strangers)
-                refused = f" Nodes that are no clients, the log says why: {count}." if count else ""
+                joined = f"{len(self.clients)} joined within {self.deadline:g} s"
                 raise InputError(
-                    f"{least} clients are needed, and {len(self.clients)} have come in "
-                    f"{self.deadline:g} s.{refused} Start more nodes, or lower nodes, cohort or "
-                    "least."
+                    f"{count} clients are needed, but {joined}, and {len(self.refused)} nodes were "
+                    "refused (see the log). Start more nodes, or lower nodes, cohort or least."
                 )
             time.sleep(PAUSE)
+            self.find_clients()
 
-    def discover(self) -> None:
-        """Asks the nodes that are new who they are, and forgets those that have gone."""
+    def find_clients(self) -> None:
+        """Ask new nodes who they are, and forget the nodes that have left."""
         nodes = set(self.grid.get_node_ids())
-        known = len(self.clients)
-        self.clients = {key: node for key, node in self.clients.items() if node in nodes}
-        if len(self.clients) < known:  # whoever came in place of one that has gone may be asked now
-            self.strangers -= self.doubles
-            self.doubles.clear()
-        self.strangers &= nodes
-        new = nodes - set(self.clients.values()) - self.strangers
-        ids = self.push({node: self.message(RecordDict(), "query", node) for node in sorted(new)})
-        self.strangers |= new  # until they have answered: one that is silent is waited for but once
-        for node, reply in self.pull(ids):
+        remaining = {key: node for key, node in self.clients.items() if node in nodes}
+        if len(remaining) < len(self.clients):  # a duplicate may replace a node that has left
+            self.refused -= self.duplicates
+            self.duplicates.clear()
+        self.clients = remaining
+        self.refused &= nodes
+        new = nodes - set(self.clients.values()) - self.refused
+        self.refused |= new  # until they answer: the server waits for a silent node only once
+        queries = {node: RecordDict() for node in sorted(new)}
+        for node, reply in self._exchange(queries, {node: node for node in new}, "query"):
             try:
-                about = wire.read(wire.content(reply), "fedda", partition=int, has_examples=bool)
-                if about["partition"] in self.clients:
-                    self.doubles.add(node)
-                    raise Refused(
-                        f"partition {about['partition']} has a node already. Give each node a "
-                        "partition-id of its own."
-                    )
-                if not about["has_examples"]:
-                    raise Refused("it has no examples")
-            except Refused as reason:
-                self.progress.event("refused_nodes", "node %d: %s", node, reason)
-                continue
-            self.strangers.remove(node)
-            self.clients[about["partition"]] = node
+                content = messages.read_content(reply)
+                (client,) = messages.read_config(content, "fedda", partition=int).values()
+                if client in self.clients:
+                    self.duplicates.add(node)
+                    advice = "Give each node its own partition-id."
+                    raise MessageError(f"partition {client} has a node already. {advice}")
+            except MessageError as reason:
+                self.progress.event("refused_nodes", f"node {node}: {reason}")
+            else:
+                self.refused.remove(node)
+                self.clients[client] = node
 
-    def ask(self, messages: Mapping[int, Message]) -> Iterator[tuple[int, Message]]:
-        """Sends messages to clients, and gives the replies of those that reply; counts bytes."""
-        for message in messages.values():
-            self.progress.bytes_down += wire.nbytes(message.content)
-        for partition, reply in self.pull(self.push(messages)):
+    def ask(self, contents: Mapping[int, RecordDict]) -> Iterator[tuple[int, Message]]:
+        """Send each client its content, and yield the replies as they arrive; count the bytes."""
+        self.progress.bytes_down += sum(map(nbytes, contents.values()))
+        for client, reply in self._exchange(contents, self.clients, "train"):
             if reply.has_content():
-                self.progress.bytes_up += wire.nbytes(reply.content)
-            yield partition, reply
+                self.progress.bytes_up += nbytes(reply.content)
+            yield client, reply
 
-    def message(self, content: RecordDict, kind: str, node: int) -> Message:
-        """A message to a node, which nobody delivers after the deadline."""
-        group = str(self.progress.round)
-        return Message(content, node, kind, ttl=self.deadline, group_id=group)
-
-    def push(self, messages: Mapping[int, Message]) -> dict[str, int]:
-        """Sends messages to whom they are for; their ids, with the same."""
-        ids = list(self.grid.push_messages(list(messages.values())))
-        return {name: key for name, key in zip(ids, messages, strict=True) if name}
-
-    def pull(self, waiting: dict[str, int]) -> Iterator[tuple[int, Message]]:
-        """A reply from each that was asked, as they come; what misses the deadline is late."""
+    def _exchange(
+        self, contents: Mapping[int, RecordDict], nodes: Mapping[int, int], message_type: str
+    ) -> Iterator[tuple[int, Message]]:
+        """Send each content to its node, and yield one reply of each that replies in time."""
+        group, event = str(self.progress.round), self.progress.event
+        ids = self.grid.push_messages(
+            [  # Flower goes through them twice
+                Message(content, nodes[key], message_type, ttl=self.deadline, group_id=group)
+                for key, content in contents.items()
+            ]
+        )
+        waiting = {name: key for name, key in zip(ids, contents, strict=True) if name}
         end = time.monotonic() + self.deadline
-        event, answered = self.progress.event, set[str]()
-        while len(answered) < len(waiting) and time.monotonic() < end:
-            open_ids = [name for name in waiting if name not in answered]
-            for reply in self.grid.pull_messages([*open_ids, *self.late]):
+        while waiting and time.monotonic() < end:
+            for reply in self.grid.pull_messages([*waiting, *self.late]):
                 name = reply.metadata.reply_to_message_id
-                if name in self.late:
-                    event("late_replies", "client %d: too late", self.late.pop(name))
-                elif name in answered or name not in waiting:
-                    event("repeated_replies", "a reply to %s came again", name)
+                if name in waiting:
+                    yield waiting.pop(name), reply
+                elif name in self.late:
+                    event("late_replies", f"node {self.late.pop(name)} replied too late")
                 else:
-                    answered.add(name)
-                    yield waiting[name], reply
-            if len(answered) < len(waiting):
+                    event("repeated_replies", f"a second reply to message {name}")
+            if waiting:
                 time.sleep(PAUSE)
-        for name in waiting.keys() - answered:
-            event("missing_replies", "client or node %d has not replied", waiting[name])
-            self.late[name] = waiting[name]
+        for name, key in waiting.items():
+            event("missing_replies", f"node {nodes[key]} has not replied")
+            self.late[name] = nodes[key]
+
+    def refuse(self, client: int, reason: MessageError) -> None:
+        """Log and count a reply that does not count."""
+        self.progress.nonfinite_clients += isinstance(reason, NotFiniteError)
+        self.note("refused_replies", client, reason)
+
+    def note(self, event: str, client: int, reason: object) -> None:
+        """Log and count an event for which one client is responsible."""
+        name = f"client {client} (node {self.clients[client]})"
+        self.progress.event(event, str(reason), client=name)
