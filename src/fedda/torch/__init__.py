@@ -1,8 +1,8 @@
 """FedDA for clients that train a PyTorch module.
 
-`client_app` is a whole Flower client for a module and its `DataLoader`; `DecoupledSGD` between
-`begin_round` and `end_round` does the same in a loop of your own. `task` is the module for the
-server, and `load` gives it what was learnt.
+`client_app` is a complete Flower client for a module and its `DataLoader`. `DecoupledSGD`, between
+`begin_round` and `end_round`, does the same in a training loop of your own. `task` describes the
+module to the server, and `load` copies the trained parameters into it.
 """
 
 from fedda.flower.client import introduce

@@ -1,6 +1,6 @@
-"""PyTorch modules as the rest of the library sees models, and back.
+"""Conversion of PyTorch modules to models of the library, and back.
 
-The parameters of a module are to the server a flat dictionary from their names to arrays.
+For the server, the parameters of a module are a dictionary from their names to arrays.
 """
 
 from collections.abc import Mapping
@@ -28,14 +28,18 @@ DTYPES = {
 
 
 def parameters(module: Module) -> dict[str, Parameter]:
-    """The parameters of a module by their names, if it is one that can be federated."""
+    """Return the parameters of a module by name.
+
+    Raises:
+        InputError: The module cannot be federated.
+    """
     if not isinstance(module, Module):
         raise InputError(f"module must be a torch.nn.Module, got {type(module).__name__}.")
-    module = getattr(module, "_orig_mod", module)  # what torch.compile has wrapped
-    found = dict(module.named_parameters())
-    if not found:
+    module = getattr(module, "_orig_mod", module)  # torch.compile wraps the module
+    params = dict(module.named_parameters())
+    if not params:
         raise InputError("the module must have parameters, got none.")
-    for name, parameter in found.items():
+    for name, parameter in params.items():
         if parameter.dtype not in DTYPES:
             raise InputError(
                 "the parameters must be of float32, float64, float16 or bfloat16, got "
@@ -44,10 +48,11 @@ def parameters(module: Module) -> dict[str, Parameter]:
     for name, part in module.named_modules():
         if getattr(part, "track_running_stats", False):
             raise private_buffer(f"{type(part).__name__} {name!r} keeps running statistics")
-    return found
+    return params
 
 
 def private_buffer(what: str) -> InputError:
+    """Return the error for a buffer that changes in training, and so differs between clients."""
     return InputError(
         f"{what}, but a federated model is its parameters alone: such a buffer would stay with the "
         "client. Use layers that keep none, such as GroupNorm or LayerNorm in place of BatchNorm."
@@ -55,30 +60,37 @@ def private_buffer(what: str) -> InputError:
 
 
 def load(module: Module, params: Mapping[str, Any]) -> None:
-    """Gives a module the parameters of a server's state."""
-    own = parameters(module)
-    if own.keys() != params.keys():
-        odd = sorted(own.keys() ^ params.keys())[0]
+    """Copy the parameters of a server's state into a module.
+
+    Args:
+        module: The module.
+        params: Arrays by the names of the module's parameters, such as `served.state.params`.
+
+    Raises:
+        InputError: The arrays have other names or shapes.
+    """
+    targets = parameters(module)
+    if odd := sorted(targets.keys() ^ params.keys()):
         raise InputError(
-            f"the module has {len(own)} parameters, got {len(params)} arrays with other names, "
-            f"{odd} among them. Build the module as on the server."
+            f"the module has {len(targets)} parameters, got {len(params)} arrays with other names, "
+            f"{odd[0]} among them. Build the module as on the server."
         )
-    for name, parameter in own.items():
+    for name, parameter in targets.items():
         if parameter.shape != params[name].shape:
             raise InputError(
                 f"{name} has shape {tuple(parameter.shape)} in the module, got an array of shape "
                 f"{tuple(params[name].shape)}. Build the module as on the server."
             )
     with torch.no_grad():
-        for name, parameter in own.items():
+        for name, parameter in targets.items():
             parameter.copy_(to_tensor(params[name]))
 
 
 def model(module: Module) -> Model:
-    """The module for the server: its parameters now are those of the first round.
+    """Return a module as a model for the server, with its present parameters for the first round.
 
-    The server does not compute with it. What asks `apply` for the shapes of uploads is answered;
-    what asks for numbers, as an evaluation does, is refused.
+    The server does not compute with the module. It only needs the shapes of uploads; an evaluation,
+    which would need numbers, is refused.
     """
     initial = {name: to_array(parameter) for name, parameter in parameters(module).items()}
 
@@ -96,19 +108,17 @@ def model(module: Module) -> Model:
 
 
 def task(module: Module, epochs: int = 1) -> Task:
-    """What the `Settings` of a server need of a module; the clients know all else.
+    """Return the task for the `Settings` of a server; the clients know loss and local work.
 
-    `epochs` is how often clients see their examples at most: a secure sum has room for as many.
+    Args:
+        module: The module.
+        epochs: How often clients visit their examples at most, for the range of a secure sum.
     """
-    return Task(model(module), _outputs, Plan(1, epochs, "epochs"))
-
-
-def _outputs(outputs: Any, y: Any) -> Any:
-    return outputs
+    return Task(model(module), lambda outputs, y: outputs, Plan(1, epochs, "epochs"))
 
 
 def to_array(tensor: Tensor) -> np.ndarray:
-    """A copy as NumPy has it, or as JAX's NumPy has bfloat16; float64 only where JAX has that."""
+    """Return a copy as an array, with bfloat16 of JAX, and float64 only if JAX has it enabled."""
     tensor = tensor.detach().cpu()
     if tensor.dtype == torch.bfloat16:
         return np.array(tensor.view(torch.uint16).numpy().view(jnp.bfloat16))
@@ -116,6 +126,7 @@ def to_array(tensor: Tensor) -> np.ndarray:
 
 
 def to_tensor(array: Any) -> Tensor:
+    """Return a copy of an array as a tensor; PyTorch cannot read the bfloat16 of JAX."""
     array = np.asarray(array)
     if array.dtype == jnp.bfloat16:
         return torch.tensor(array.view(np.uint16)).view(torch.bfloat16)

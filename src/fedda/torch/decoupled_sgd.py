@@ -1,12 +1,12 @@
-"""The optimiser of a client of FedDA, for a PyTorch training loop that otherwise stays as it is.
+"""The optimiser of a FedDA client, for a PyTorch training loop.
 
-Such a client runs plain SGD and, beside it, accumulates a momentum that its steps do not use.
+The client runs plain SGD and, beside it, accumulates a momentum that its steps do not use.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
-from typing import Any, get_args, overload
+from typing import Any, get_args
 
 import torch
 from fedda.core.algorithm import Decay, NonNegative, Positive
@@ -27,10 +27,16 @@ class DecoupledSGD(torch.optim.Optimizer):
         m <- beta1 m + (1 - beta1) g
         S <- S + g
 
-    W is where the parameters are when a round starts, which is when they are given to the optimiser
-    or when `start` is called; there m is the server's momentum, or 0, and S is 0. A parameter
-    without a gradient has a gradient of 0. In a federation lr, beta1 and mu are the server's:
+    W are the parameters at the start of a round: when they are given to the optimiser, or when
+    `start` is called. There m is the server's momentum, or 0, and S is 0. A parameter without a
+    gradient has a gradient of 0. In a federation the server chooses lr, beta1 and mu, and
     `begin_round` sets them.
+
+    Args:
+        params: Parameters, or groups of parameters, as for any PyTorch optimiser.
+        lr: Learning rate.
+        beta1: Decay of the momentum.
+        mu: Weight of the proximal term.
     """
 
     def __init__(
@@ -39,7 +45,7 @@ class DecoupledSGD(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "beta1": beta1, "mu": mu})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds parameters; for them the round starts now."""
+        """Add parameters; for them the round starts now."""
         for name, domain in _DOMAINS.items():
             value = param_group.get(name, self.defaults[name])
             number = isinstance(value, Real) and not isinstance(value, bool)
@@ -49,7 +55,11 @@ class DecoupledSGD(torch.optim.Optimizer):
         self._start(self.param_groups[-1]["params"], {})
 
     def start(self, momentum: Mapping[Tensor, Tensor] | None = None) -> None:
-        """Starts a round where the parameters are now, with the server's momentum of each, or 0."""
+        """Start a round at the present parameters.
+
+        Args:
+            momentum: The server's momentum of each parameter; 0 for those without.
+        """
         for group in self.param_groups:
             self._start(group["params"], momentum or {})
 
@@ -59,8 +69,8 @@ class DecoupledSGD(torch.optim.Optimizer):
             m = torch.zeros_like(w)
             if w in momentum:
                 m.copy_(momentum[w])
-            # A tensor for each parameter, as in PyTorch's own optimisers: a compiled step would be
-            # compiled anew for every value of a number.
+            # The step is a tensor, as in PyTorch's own optimisers: a compiled step would be
+            # compiled again for every value of a number.
             self.state[w] = {
                 "start": w.detach().clone(),
                 "momentum": m,
@@ -68,13 +78,9 @@ class DecoupledSGD(torch.optim.Optimizer):
                 "step": torch.zeros(()),
             }
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One step; a `closure` computes loss and gradients anew, and its loss is returned."""
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        """Take one step; return the loss of the closure, which computes loss and gradients."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
