@@ -14,21 +14,16 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("flwr", reason="the extra fedda[flower] is not installed")
-from test_deployment import COMMANDS, EXAMPLE, PAGE, federation, soon, summary
+from helpers.federation import COMMANDS, EXAMPLE, PAGE, alive, descendants, example, soon, summary
 
 pytestmark = pytest.mark.usefixtures("in_quick_processes")
-
-
-def alive(pid: int) -> bool:
-    state = Path(f"/proc/{pid}/stat")
-    return state.exists() and state.read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
 
 @pytest.mark.slow
 def test_a_federation_without_certificates(tmp_path: Path):
     """One node on a network that is trusted; the smallest federation there is."""
     out = tmp_path / "out"
-    with federation.Federation(tmp_path, nodes=1, tls=False) as plain:
+    with example.Federation(tmp_path, nodes=1, tls=False) as plain:
         config = {"algorithm": "fedavg", "rounds": 1, "nodes": 1, "cohort": 1, "out": str(out)}
         printed = plain.run(config)
         assert "http://" in plain.log("superlink")
@@ -50,13 +45,13 @@ def test_the_script_stops_all_that_it_started(number: signal.Signals, tmp_path: 
         try:
             assert script.stdout is not None
             assert "2 SuperNodes" in script.stdout.readline()
-            soon(lambda: len(federation.descendants(script.pid)) >= 6)  # with their executors
-            started = federation.descendants(script.pid)
+            soon(lambda: len(descendants(script.pid)) >= 6)  # with their executors
+            started = descendants(script.pid)
             script.send_signal(number)
             assert script.wait(60) != 0
         finally:
             script.kill()
-    assert {pid: command for pid, command in started.items() if alive(pid)} == {}
+    soon(lambda: not any(map(alive, started)), within=5)
     assert list(tmp_path.iterdir()) == [], "keys and certificates are thrown away"
 
 
@@ -83,7 +78,7 @@ def test_the_page_by_hand(tmp_path: Path):
         pytest.skip(f"the page uses {', '.join(missing)}")
     page = PAGE.split("## By hand")[1].replace("/path/to/the/app", str(tmp_path / "app"))
     for port in ("9443", "9100", "9101"):
-        page = page.replace(port, str(federation.free_port()))
+        page = page.replace(port, str(example.free_port()))
     (configuration,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     address = re.search(r'address = "(.*):(.*)"', configuration)
     assert address is not None
@@ -100,7 +95,7 @@ def test_the_page_by_hand(tmp_path: Path):
         cwd=tmp_path / "app",
         env=os.environ
         | {
-            "PATH": f"{federation.COMMANDS}{os.pathsep}{os.environ['PATH']}",
+            "PATH": f"{example.COMMANDS}{os.pathsep}{os.environ['PATH']}",
             "FLWR_HOME": str(tmp_path / "home"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
