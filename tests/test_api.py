@@ -11,6 +11,7 @@ import pytest
 
 import fedda
 from fedda import api
+from fedda.simulate.settings import Training
 
 ROOT = Path(__file__).parents[1]
 FUNCTIONS = [fedda.run, fedda.run_grid]
@@ -47,8 +48,8 @@ def test_help_documents_every_argument_in_order(function):
 
 
 def test_run_and_run_grid_share_their_keywords_and_defaults():
-    shared = api.Training._field_defaults
-    assert set(api.Training._fields) == {*OF_ALL, *shared}
+    shared = Training._field_defaults
+    assert set(Training._fields) == {*OF_ALL, *shared}
     for function in FUNCTIONS:
         assert shared.items() <= keywords(function).items()
     assert set(keywords(fedda.run)) == {*shared, *api.OF_RUN}

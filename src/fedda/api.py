@@ -11,57 +11,36 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
 
 from fedda import algorithms
 from fedda.core import check_algorithm, tree
 from fedda.core.algorithm import Algorithm
-from fedda.core.task import ExampleWise, Plan, Task
+from fedda.core.task import ExampleWise, Task
 from fedda.data.federation import Shards, checked_pair, from_clients
 from fedda.data.streaming import Feed
-from fedda.errors import LARGEST, InputError, check_whole_number, is_finite, shown, unknown
+from fedda.errors import InputError, check_whole_number, is_finite, shown
 from fedda.models import Model
 from fedda.simulate import check_problem
 from fedda.simulate.cohort import SAMPLERS, Layout, automatic_chunk
 from fedda.simulate.devices import everywhere, mesh_for
 from fedda.simulate.grid import Batch, Begun, OnEvaluation, train_together
 from fedda.simulate.run import Result, train_run, why_untrained
+from fedda.simulate.settings import (
+    KEYWORDS,
+    Clients,
+    Examples,
+    Training,
+    checked_plan,
+    host_rounds,
+)
 from fedda.simulate.train import Row, Setup, example
 from fedda.storage.checkpoint import digest
 from fedda.storage.directory import RunDirectory
 from fedda.storage.files import json_numbers
 
-Examples = tuple[ArrayLike, ArrayLike]
-Clients = Sequence[Examples] | Shards | Feed
-
 log = logging.getLogger("fedda")
 
 
-class Training(NamedTuple):
-    """The arguments that `run` and `run_grid` share, but hyper-parameters; see `run`."""
-
-    algorithm: str | Algorithm
-    model: Model
-    clients: Clients
-    loss: ExampleWise
-    test: Examples | None = None
-    metrics: Sequence[ExampleWise] = ()
-    rounds: int = 100
-    cohort: int = 10
-    batch: int = 20
-    local_work: int = 5
-    local_unit: Literal["steps", "epochs"] = "steps"
-    reduction: Literal["mean", "sum"] = "mean"
-    stabilise: float = 0
-    eval_every: int = 10
-    late_every: int = 0
-    chunk: int | None = None
-    devices: int | None = 1
-    memory_gb: float = 4.0
-    sampling: str = "uniform"
-
-
-KEYWORDS = Training._fields[4:]  # all but the algorithm, the model, the clients and the loss
 # The other keywords, which a person may have misspelt.
 OF_RUN = ("seed", "directory", "checkpoint_every", "start", "on_evaluation")
 OF_GRID = ("grid", "seeds", "together")
@@ -174,10 +153,10 @@ def run(
     setup, values = _prepare(training, hyper, OF_RUN)
     check_seed(seed)
     check_whole_number("checkpoint_every", checkpoint_every, least=1)
-    path, settings = None, dict[str, Any]()
-    if directory is not None:
-        path, settings = Path(directory), {"seed": int(seed), "checkpoint_every": checkpoint_every}
-        settings |= _identity(training, setup, values, hyper, start)
+    path = None if directory is None else Path(directory)
+    settings = {} if path is None else _identity(training, setup, values, hyper)
+    settings |= {"seed": int(seed), "checkpoint_every": int(checkpoint_every)}
+    settings |= {"start": None if start is None or path is None else digest(start)}
     hp = traced(values, model)
     with RunDirectory(path, settings, CHANGEABLE) as kept:
         result = train_run(
@@ -206,7 +185,7 @@ def run(
 
 
 def _identity(
-    training: Training, setup: Setup, values: Any, chosen: Mapping[str, Any], start: Result | None
+    training: Training, setup: Setup, values: Any, chosen: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return what must be the same for a run to be resumed."""
     algorithm, task, shards = training.algorithm, setup.task, setup.shards
@@ -222,7 +201,6 @@ def _identity(
         "loss": getattr(task.loss, "__name__", "loss"),
         "test": None if setup.test is None else digest(setup.test),
         "metrics": [metric.__name__ for metric in task.metrics],
-        "start": None if start is None else digest(start),
     }
 
 
@@ -313,7 +291,6 @@ def run_grid(
     if together is not None:
         check_whole_number("together", together, least=1)
     setup, base = _prepare(training, hyper, OF_GRID)
-    check_on_device(setup)
     label = algorithm if isinstance(algorithm, str) else "this algorithm"
     points = grid_points(label, setup.algorithm, base._asdict(), tried, seeds)
     if len(points) < 2:
@@ -377,19 +354,19 @@ def train_grid(
     on_evaluation: OnEvaluation | None = None,
     begun: Begun | None = None,
 ) -> Iterator[Batch]:
-    """Trains a run for each `Hyper` and seed, in batches; see `train_together`."""
-    stacked = jax.tree.map(lambda *leaves: np.array(leaves), *hypers)
-    hp = traced(stacked, setup.task.model)
-    return train_together(setup, hp, seeds, together, on_evaluation, begun)
+    """Train a run for each `Hyper` and seed, in batches; see `train_together`.
 
-
-def check_on_device(setup: Setup) -> None:
-    """Refuses client memory on the host, of which there would have to be one for each run."""
+    Raises:
+        InputError: Client memory is on the host, where there would have to be one for each run.
+    """
     if setup.host_rounds is not None:
         raise InputError(
             "run_grid keeps client memory on the device, and fedda sweep too; raise memory_gb to "
             "let them."
         )
+    stacked = jax.tree.map(lambda *leaves: np.array(leaves), *hypers)
+    hp = traced(stacked, setup.task.model)
+    return train_together(setup, hp, seeds, together, on_evaluation, begun)
 
 
 def prepare(
@@ -427,30 +404,7 @@ def _prepare(
     clients = given.clients
     shards = clients if isinstance(clients, (Shards, Feed)) else from_clients(clients)
     test = None if given.test is None else checked_pair(given.test, "the test set")
-    for name in ("rounds", "cohort", "batch", "local_work", "eval_every", "devices", "chunk"):
-        value = getattr(given, name)
-        if value is not None or name not in ("devices", "chunk"):
-            check_whole_number(name, value, least=1)
-    check_whole_number("late_every", given.late_every, least=0)
-    if cohort > shards.num_clients:
-        raise InputError(
-            f"cohort must be at most the number of clients, which is {shards.num_clients}, got "
-            f"{cohort}. Lower cohort or add clients."
-        )
-    for name, allowed in (
-        ("local_unit", ("steps", "epochs")),
-        ("reduction", ("mean", "sum")),
-        ("sampling", tuple(SAMPLERS)),
-    ):
-        if getattr(given, name) not in allowed:
-            raise unknown(f"value of {name}", getattr(given, name), allowed)
-    plan = Plan(given.batch, given.local_work, given.local_unit)
-    visited = plan.amount * (plan.batch if plan.unit == "steps" else shards.max_count)
-    if visited + plan.batch > LARGEST:  # the last batch may be padded
-        raise InputError(
-            f"a client would visit {visited:,} examples in a round, expected fewer than 2**31. "
-            "Lower local_work or batch."
-        )
+    plan = checked_plan(given, shards)
     full_rounds = last_rounds(given.stabilise, given.rounds)
     check_problem.check_measures(loss, given.metrics, test)
     check_problem.check_problem(model, loss, given.metrics, shards, test)
@@ -476,7 +430,7 @@ def _prepare(
         late_every=given.late_every,
         layout=Layout(chunk, mesh),
         sample=SAMPLERS[given.sampling],
-        host_rounds=_host_rounds(given, kept, shards.num_clients),
+        host_rounds=host_rounds(given, kept, shards.num_clients),
     )
     return setup, values
 
@@ -495,17 +449,6 @@ def last_rounds(stabilise: float, rounds: int) -> int:
             f"{rounds}, got {shown(stabilise)}."
         )
     return round(stabilise * rounds) if stabilise < 1 else int(stabilise)
-
-
-def _host_rounds(given: Training, bytes_of_one: int, num_clients: int) -> int | None:
-    """Return for how many rounds the budget holds what new cohorts keep; None: what all keep."""
-    budget = given.memory_gb
-    number = isinstance(budget, Real) and not isinstance(budget, bool)
-    if not number or not is_finite(budget) or not budget > 0:
-        raise InputError(f"memory_gb must be a positive finite number, got {shown(budget)}.")
-    if bytes_of_one * num_clients <= budget * 1e9:
-        return None
-    return max(1, int(budget * 1e9 / (bytes_of_one * given.cohort)))
 
 
 def check_seed(seed: int) -> None:

@@ -18,6 +18,7 @@ from fedda.report.runs import SUMMARY
 from fedda.simulate import devices, hosts
 from fedda.simulate import train as simulate
 from fedda.simulate.run import Result, train_run
+from fedda.simulate.settings import KEYWORDS
 from fedda.simulate.train import Row
 from fedda.storage.directory import RunDirectory, check_same, read_settings
 from fedda.storage.files import check_empty, json_numbers
@@ -102,7 +103,7 @@ class Prepared(NamedTuple):
 def prepare(config: Config) -> Prepared:
     """Load what a configuration names, and check all of it."""
     problem = tasks.load(config)
-    shared = {name: getattr(config, name) for name in api.KEYWORDS if name in configs.FIELDS}
+    shared = {name: getattr(config, name) for name in KEYWORDS if name in configs.FIELDS}
     setup, hyper = api.prepare(
         config.algorithm,
         problem.model,

@@ -78,7 +78,6 @@ def run(
     if only is not None:
         wanted = {point: hyper for point, hyper in wanted.items() if point.values in set(only)}
     problem, setup, _ = experiment.prepare(sparse)  # before anything is written
-    api.check_on_device(setup)
     metric = problem.metrics[0]
     setup = setup._replace(task=setup.task._replace(train_metrics=(metric,)))
     rules = {"train_loss": False, "loss": False}  # whether more is better

@@ -1,0 +1,98 @@
+"""The arguments that `fedda.run` and `fedda.run_grid` share, and their checks."""
+
+from collections.abc import Sequence
+from numbers import Real
+from typing import Literal, NamedTuple
+
+from jax.typing import ArrayLike
+
+from fedda.core.algorithm import Algorithm
+from fedda.core.task import ExampleWise, Plan
+from fedda.data.federation import Shards
+from fedda.data.streaming import Feed
+from fedda.errors import LARGEST, InputError, check_whole_number, is_finite, shown, unknown
+from fedda.models import Model
+from fedda.simulate.cohort import SAMPLERS
+
+Examples = tuple[ArrayLike, ArrayLike]
+Clients = Sequence[Examples] | Shards | Feed
+
+
+class Training(NamedTuple):
+    """What a run is told besides hyper-parameters; `fedda.run` documents each."""
+
+    algorithm: str | Algorithm
+    model: Model
+    clients: Clients
+    loss: ExampleWise
+    test: Examples | None = None
+    metrics: Sequence[ExampleWise] = ()
+    rounds: int = 100
+    cohort: int = 10
+    batch: int = 20
+    local_work: int = 5
+    local_unit: Literal["steps", "epochs"] = "steps"
+    reduction: Literal["mean", "sum"] = "mean"
+    stabilise: float = 0
+    eval_every: int = 10
+    late_every: int = 0
+    chunk: int | None = None
+    devices: int | None = 1
+    memory_gb: float = 4.0
+    sampling: str = "uniform"
+
+
+KEYWORDS = tuple(Training._field_defaults)  # all but algorithm, model, clients and loss
+
+
+def checked_plan(given: Training, shards: Shards | Feed) -> Plan:
+    """Check the numbers and names of a run.
+
+    Returns:
+        The work of a client in a round.
+
+    Raises:
+        InputError: One of them is wrong, or wrong for this federation.
+    """
+    for name in ("rounds", "cohort", "batch", "local_work", "eval_every", "devices", "chunk"):
+        value = getattr(given, name)
+        if value is not None or name not in ("devices", "chunk"):
+            check_whole_number(name, value, least=1)
+    check_whole_number("late_every", given.late_every, least=0)
+    if given.cohort > shards.num_clients:
+        raise InputError(
+            f"cohort must be at most the number of clients, which is {shards.num_clients}, got "
+            f"{given.cohort}. Lower cohort or add clients."
+        )
+    for name, allowed in (
+        ("local_unit", ("steps", "epochs")),
+        ("reduction", ("mean", "sum")),
+        ("sampling", tuple(SAMPLERS)),
+    ):
+        if getattr(given, name) not in allowed:
+            raise unknown(f"value of {name}", getattr(given, name), allowed)
+    plan = Plan(given.batch, given.local_work, given.local_unit)
+    visited = plan.amount * (plan.batch if plan.unit == "steps" else shards.max_count)
+    if visited + plan.batch > LARGEST:  # the last batch may be padded
+        raise InputError(
+            f"a client would visit {visited:,} examples in a round, expected fewer than 2**31. "
+            "Lower local_work or batch."
+        )
+    return plan
+
+
+def host_rounds(given: Training, bytes_of_one: int, num_clients: int) -> int | None:
+    """Return for how many rounds `memory_gb` holds what cohorts keep; None if it holds all of it.
+
+    Args:
+        given: The arguments.
+        bytes_of_one: What one client keeps.
+        num_clients: The number of clients.
+    """
+    budget = given.memory_gb
+    number = isinstance(budget, Real) and not isinstance(budget, bool)
+    if not number or not is_finite(budget) or not budget > 0:
+        raise InputError(f"memory_gb must be a positive finite number, got {shown(budget)}.")
+    if bytes_of_one * num_clients <= budget * 1e9:
+        return None
+    return max(1, int(budget * 1e9 / (bytes_of_one * given.cohort)))
