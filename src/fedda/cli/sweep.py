@@ -9,7 +9,7 @@ import typer
 from fedda.cli import terminal
 from fedda.cli.progress import Update, bars
 from fedda.errors import InputError, writing
-from fedda.experiments import halving, sweep
+from fedda.experiments import sweep
 from fedda.report import heatmap
 from fedda.tasks import config
 
@@ -29,14 +29,6 @@ def sweep_command(
     by: Annotated[
         str, typer.Option(help="train_loss or train_METRIC; on the test set, loss or METRIC.")
     ] = "train_loss",
-    factor: Annotated[
-        int | None,
-        typer.Option(
-            "--halving",
-            metavar="N",
-            help="Successive halving: train all points shortly, one in N longer, and so on.",
-        ),
-    ] = None,
     together: Annotated[
         int | None,
         typer.Option(min=1, help="The most runs at a time.", show_default="as fit in memory"),
@@ -57,16 +49,14 @@ def sweep_command(
     hint = f"Continue with the same command and --out {directory}"
     with bars(quiet) as add, terminal.training(lambda: hint):
         tell = _sweep_bar(add(resolved.algorithm))
-        if factor is None:
-            summary = sweep.run(resolved, points, seeds, directory, by, together, tell)
-        else:
-            summary = halving.halve(resolved, points, seeds, directory, factor, by, together, tell)
+        summary = sweep.run(
+            resolved, points, seeds, directory, by=by, together=together, on_progress=tell
+        )
         drawn = heatmap.write(summary, directory / "heatmap.png")
     if as_json:
         print(json.dumps({"directory": str(directory), **summary}))
         return
-    for rung in (*summary.get("rungs", []), summary):
-        _print_ranking(rung)
+    _print_ranking(summary)
     terminal.say(*_about_best(summary))
     if drawn:
         terminal.say(f"Drawn in {directory / 'heatmap.png'}")

@@ -53,10 +53,10 @@ def run(
     grid: Grid,
     seeds: int,
     directory: Path,
+    *,
     by: str = "train_loss",
     together: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
-    only: Iterable[tuple[float, ...]] | None = None,
 ) -> dict[str, Any]:
     """Train the points of a sweep that its directory does not hold yet.
 
@@ -68,15 +68,12 @@ def run(
         by: What the points are ranked by.
         together: The number of runs to train at a time. None takes as many as fit in memory.
         on_progress: Called after every evaluation.
-        only: The points of the grid to train, if not all of them.
 
     Returns:
         The summary.
     """
     sparse = dataclasses.replace(config, eval_every=evaluate_every(config.rounds), late_every=0)
     wanted = _points(sparse, grid, seeds)
-    if only is not None:
-        wanted = {point: hyper for point, hyper in wanted.items() if point.values in set(only)}
     problem, setup, _ = experiment.prepare(sparse)  # before anything is written
     metric = problem.metrics[0]
     setup = setup._replace(task=setup.task._replace(train_metrics=(metric,)))

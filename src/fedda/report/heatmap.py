@@ -13,7 +13,7 @@ from fedda.report.figures import new_figure, save
 def write(summary: Mapping[str, Any], path: Path) -> bool:
     """Draw the heat map of a sweep as PNG, if it has two axes and Matplotlib is installed.
 
-    Points that failed, or that an earlier rung of `--halving` dropped, are grey.
+    Points that failed are grey.
 
     Args:
         summary: The content of the sweep's `summary.json`.
