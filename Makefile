@@ -61,7 +61,7 @@ format: $(VENV)/ready
 LOCK ?= requirements.lock
 EXTRAS ?= dev report flower privacy
 $(VENV)/ready: $(LOCK) pyproject.toml reproduction/pyproject.toml benchmarks/pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedda needs Python 3.11 or newer; say make PYTHON=...")'
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11, 4) and "fedda needs Python 3.11.4 or newer; say make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
 	$(call quietly,$(INSTALL) --no-deps --require-hashes -r $(LOCK))
 	$(call quietly,$(INSTALL) --no-deps --no-build-isolation -e . -e reproduction -e benchmarks)
@@ -76,11 +76,11 @@ lock: $(VENV)/ready  ## Resolve the newest versions anew, and the oldest that ar
 	    -o requirements-floor.lock
 	printf '%s\n' editables fedjax hatchling pytest pytest-xdist | \
 	    .venv-lock/bin/uv pip compile pyproject.toml - --extra flower --universal \
-	    --python-version 3.11 --fork-strategy requires-python --generate-hashes --no-annotate \
+	    --python-version 3.11.4 --fork-strategy requires-python --generate-hashes --no-annotate \
 	    --no-header --quiet --upgrade -o tests/peers/requirements.txt
 
 RESOLVE = pyproject.toml --extra dev --extra report --extra flower --extra privacy --universal \
-    --python-version 3.11 --fork-strategy requires-python --generate-hashes --no-annotate \
+    --python-version 3.11.4 --fork-strategy requires-python --generate-hashes --no-annotate \
     --no-header --quiet --upgrade
 
 clean:
