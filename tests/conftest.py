@@ -5,31 +5,44 @@ import itertools
 import os
 import signal
 import sys
-
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
-)
-
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from functools import lru_cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import pytest
-from jax._src import compiler
 
 from fedda.simulate import train
 
 pytest_plugins = ["helpers.browser", "helpers.downloads"]  # fixtures
 
+# Plain loops, and a program in one piece: the better ones take most of the time to compile. XLA
+# dies of a flag that it does not know, and a newer one may not know these.
+QUICK = ["--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"]
+AS_FOR_USERS = {"xla_cpu_use_fusion_emitters": True, "xla_cpu_parallel_codegen_split_count": 32}
+if jax.__version_info__ >= (0, 11):
+    QUICK, AS_FOR_USERS = [], {}
+FLAGS = " ".join([os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=2"])
+
+# XLA reads its flags once. Processes that tests start compile as for users.
+os.environ["XLA_FLAGS"] = " ".join([FLAGS, *QUICK])
+jax.devices()
+os.environ["XLA_FLAGS"] = FLAGS
+
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
+
 # The tests go through every algorithm again and again: more programs than stay in memory for users.
-for kind in ("begin", "segment", "evaluate"):
-    setattr(train, kind, lru_cache(maxsize=None)(getattr(train, kind).__wrapped__))
+@cache
+def _compiled(quick: bool, function: Callable[..., Any], donated: str | None, *fixed: Any) -> Any:
+    options = None if quick else AS_FOR_USERS
+    return jax.jit(partial(function, *fixed), donate_argnames=donated, compiler_options=options)
+
+
+_is_quick = False  # how programs are compiled now
+train._program = lambda *program: _compiled(_is_quick, *program)
 
 # What a shell starts in the background ignores interrupts, and so would the commands tested here.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -72,72 +85,45 @@ def fedda(
     return call
 
 
-# Plain loops, and a program in one piece: the better ones take most of the time to compile.
-QUICK = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
+def _compile_quickly(wanted: bool) -> None:
+    """Take a third of the time to compile, where it matters what a program computes, not how fast.
 
-
-@pytest.fixture(scope="session")
-def quick_options() -> dict[str, Any]:
-    """Those of `QUICK` that this version of XLA has."""
-
-    def known(option: str) -> bool:
-        try:
-            jax.jit(lambda: 0, compiler_options={option: QUICK[option]})()
-        except jax.errors.JaxRuntimeError:
-            return False
-        return True
-
-    return {option: value for option, value in QUICK.items() if known(option)}
-
-
-@contextmanager
-def compiling_quickly(options: dict[str, Any]) -> Iterator[None]:
-    """Takes a third of the time to compile, where it matters what a program computes, not how fast.
-
-    JAX has no setting for all of it, and XLA_FLAGS are those of a whole process.
+    Compiled programs are dropped where this changes, but serve the modules of tests between.
     """
-    usual = compiler.get_compile_options
+    global _is_quick
+    if _is_quick != wanted:
+        _is_quick = wanted
+        jax.config.update("jax_disable_most_optimizations", wanted)
+        jax.clear_caches()
 
-    def quick(*given: Any, **settings: Any) -> Any:
-        found = usual(*given, **settings)
-        found.env_option_overrides = [*found.env_option_overrides, *options.items()]
-        return found
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiler, "get_compile_options", quick)
-        jax.config.update("jax_disable_most_optimizations", True)
-        try:
-            yield
-        finally:
-            jax.config.update("jax_disable_most_optimizations", False)
-            jax.clear_caches()  # nobody else is to run these programs
+def _is_for_users(request: pytest.FixtureRequest) -> bool:
+    return request.module.__name__ in ("test_exactness", "test_oracles")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quickly_compiled(
-    request: pytest.FixtureRequest, quick_options: dict[str, Any]
-) -> Iterator[None]:
+def quickly_compiled(request: pytest.FixtureRequest) -> None:
     """All but the proofs of this library's own method: these are of programs as users run them.
 
     So is whatever runs in a process of its own, if it is not asked for `in_quick_processes`.
     """
-    as_for_users = request.module.__name__ in ("test_exactness", "test_oracles")
-    with nullcontext() if as_for_users else compiling_quickly(quick_options):
-        yield
+    _compile_quickly(not _is_for_users(request))
+
+
+@pytest.fixture(autouse=True)
+def compiled_as_this_test_wants(request: pytest.FixtureRequest) -> None:
+    _compile_quickly("quickly" in request.fixturenames or not _is_for_users(request))
 
 
 @pytest.fixture
-def quickly(quick_options: dict[str, Any]) -> Iterator[None]:
+def quickly() -> None:
     """For single tests of a module whose others are of programs as users run them."""
-    with compiling_quickly(quick_options):
-        yield
 
 
 @pytest.fixture
-def in_quick_processes(monkeypatch: pytest.MonkeyPatch, quick_options: dict[str, Any]) -> None:
+def in_quick_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same for processes that a test starts. They have one device, as users have."""
-    flags = [f"--{option}={value}".lower() for option, value in quick_options.items()]
-    monkeypatch.setenv("XLA_FLAGS", " ".join(flags))
+    monkeypatch.setenv("XLA_FLAGS", " ".join(QUICK))
     monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
 
 

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedda import algorithms
+from fedda.algorithms import registry
 from fedda.cli import main
 from fedda.data.catalogue import DATASETS
 from fedda.tasks import config
@@ -239,8 +240,8 @@ def test_readme_says_who_ends_highest_on_the_digits():
 
 def test_readme_names_every_method():
     text = " ".join(README.split())
-    for make in algorithms.makers().values():
-        assert re.match(r"\w+", make.__doc__)[0] in text
+    for variant in registry.variants().values():
+        assert re.match(r"\w+", variant.label)[0] in text
     count = len(algorithms.names())
     assert f"{count} algorithms" in text
     assert f"lists all {count}" in text

@@ -65,11 +65,10 @@ def federated(case: Case, algorithm: str) -> Program:
     hp, key, run = everywhere(start, setup.layout.mesh)
     span = next(simulate.host_work(setup, [0]))
     segment = simulate.segment(setup.algorithm, setup.task, setup.layout, False)
-    data = (span.shards, key, span.cohorts[0], None, 0)
     return _program(
-        lambda: segment.lower(hp, run, *data, 1),
+        lambda: segment.lower(hp, run, key, span),
         start=run,
-        step=lambda compiled, run, rounds: compiled(hp, run, *data, rounds)[0],
+        step=lambda compiled, run, rounds: compiled(hp, run, key, span._replace(last=rounds))[0],
     )
 
 

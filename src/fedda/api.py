@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedda import algorithms
+from fedda.algorithms.registry import domains, plain
 from fedda.core import check_algorithm, tree
 from fedda.core.algorithm import Algorithm
 from fedda.core.task import ExampleWise, Task
@@ -191,7 +192,7 @@ def _identity(
     algorithm, task, shards = training.algorithm, setup.task, setup.shards
     known = algorithms.options(algorithm) if isinstance(algorithm, str) else {}
     return {
-        **{name: algorithms.plain(value) for name, value in training._asdict().items()},
+        **{name: plain(value) for name, value in training._asdict().items()},
         "algorithm": algorithm if isinstance(algorithm, str) else "your own",
         **{name: chosen.get(name, choices[0]) for name, choices in known.items()},
         **values._asdict(),
@@ -309,7 +310,7 @@ def _values_to_try(name: str, values: Any) -> list[Any]:
     listed = [] if isinstance(values, str) or not isinstance(values, Iterable) else list(values)
     if not listed:
         raise InputError(f"{name} must be a list of values to try, got {values!r}.")
-    return [algorithms.plain(value) for value in listed]
+    return [plain(value) for value in listed]
 
 
 def grid_points(
@@ -459,12 +460,12 @@ def check_seed(seed: int) -> None:
 def traced(hyper: Any, model: Model) -> Any:
     """Hyper-parameters as arrays in the dtype of the parameters they will meet."""
     dtype = jnp.result_type(*jax.tree.leaves(model.shapes()))
-    for name, domain in algorithms.domains(type(hyper)).items():
+    for name, domain in domains(type(hyper)).items():
         for value in np.ravel(getattr(hyper, name)).tolist():
             used = float(np.asarray(value, dtype))
             if not domain.allows(used):
                 raise InputError(
-                    f"{name} must be {domain.words}, got {value!r}, which is {used:g} in {dtype}, "
-                    "the type of the parameters. Keep those in float32, or choose another."
+                    f"{name} must be {domain.description}, got {value!r}, which is {used:g} in "
+                    f"{dtype}, the type of the parameters. Keep those in float32, or change it."
                 )
     return jax.tree.map(lambda value: jnp.asarray(value, dtype), hyper)

@@ -18,8 +18,8 @@ from fedda.algorithms import climb as module
 from fedda.core.losses import cross_entropy
 from fedda.core.task import Plan, Task
 from fedda.data.federation import from_clients
-from fedda.simulate import train
 from fedda.simulate.cohort import draw_cohort
+from fedda.simulate.train import Run, train
 from helpers.problems import (
     BATCH,
     CLASSIFIED,
@@ -55,7 +55,7 @@ def evaluations(model, clients, loss, **settings):
     setup, hyper = api.prepare(
         "climb", model, clients, loss, **{"batch": BATCH, "eval_every": 1} | settings
     )
-    found = train.train(setup, api.traced(hyper, model), [SEED])
+    found = train(setup, api.traced(hyper, model), [SEED])
     return [
         (each.row, *jax.tree.map(np.array, (each.run.state, each.run.memory))) for each in found
     ]
@@ -307,9 +307,9 @@ def test_a_lost_client_keeps_its_multiplier():
     state = setup.algorithm.init(hp, softmax.init(None))
     state = state._replace(mean_multiplier=jnp.asarray(before.mean()))
     memory = module.Memory(jnp.asarray(before), jnp.zeros(7), jnp.zeros(7))
-    run = train.Run(state, memory, jnp.int32(0), jnp.int32(0))
+    run = Run(state, memory, jnp.int32(0), jnp.int32(0))
     spoilt = setup._replace(shards=replace(setup.shards, x=x))
-    (end,) = train.train(spoilt, hp, [SEED], run=run)
+    (end,) = train(spoilt, hp, [SEED], run=run)
     after = np.asarray(end.run.memory.multiplier)
     assert end.run.nonfinite == 2  # one upload in each exchange
     heard = [i for i in cohort if i != lost and SIZES[i]]

@@ -17,7 +17,7 @@ from fedda.algorithms.fedda import State, moved
 from fedda.core.losses import cross_entropy, squared_error
 from fedda.core.task import Plan, Task
 from fedda.data.federation import from_clients
-from fedda.simulate import train as simulate
+from fedda.simulate.train import Run, train
 from helpers.problems import (
     BATCH,
     CLASSIFIED,
@@ -57,7 +57,7 @@ def prepared(name, *problem, **settings):
 def states(name, *problem, **settings):
     """The server's state before the first round and after each."""
     setup, hp = prepared(name, *problem, **settings)
-    return [jax.tree.map(np.array, each.run.state) for each in simulate.train(setup, hp, [SEED])]
+    return [jax.tree.map(np.array, each.run.state) for each in train(setup, hp, [SEED])]
 
 
 def regression_states(name, **settings):
@@ -211,8 +211,8 @@ def test_fedda_with_sgdm_is_fedavg_at_an_extrapolated_point():
     deltas = []
     for r, state in enumerate(found[:-1]):  # round r of FedAvg, from FedDA's W_r
         start = setup.algorithm.init(hp, jax.tree.map(jnp.asarray, state.params))
-        run = simulate.Run(start, (), jnp.int32(0), jnp.int32(0))
-        (after,) = simulate.train(setup._replace(rounds=r + 1), hp, [SEED], first=r, run=run)
+        run = Run(start, (), jnp.int32(0), jnp.int32(0))
+        (after,) = train(setup._replace(rounds=r + 1), hp, [SEED], first=r, run=run)
         deltas.append(matrix(after.run.state.params) - W[r])
         close(Z[r + 1], Z[r] + ALPHA * deltas[r])
     close(Z[-1] - Z[0], ALPHA * sum(deltas))

@@ -1,8 +1,8 @@
-"""FedLin (B.3) against a reference in NumPy, its fixed points and limits, and its sparsification.
+"""FedLin (B.3) against a reference in NumPy, and its fixed points and limits.
 
 The reference is a loop over lists in the notation of the paper: x is the server's point, g the
-cohort's gradient, e and rho what was not sent of it. It knows a client only by its gradients, so it
-serves softmax regression, with batches as they were drawn, as well as quadratics.
+cohort's gradient. It knows a client only by its gradients, so it serves softmax regression, with
+batches as they were drawn, as well as quadratics.
 """
 
 import itertools
@@ -15,14 +15,12 @@ import pytest
 from jax import random
 
 import fedda
-from fedda import algorithms, api
-from fedda.algorithms.fedlin import dropped, largest
+from fedda import api
 from fedda.core.losses import cross_entropy
 from fedda.core.task import Plan, Task
 from fedda.data.federation import from_clients
-from fedda.errors import InputError
-from fedda.simulate import train as simulate
 from fedda.simulate.cohort import draw_cohort
+from fedda.simulate.train import train
 from helpers.problems import BATCH, CLASSIFIED, SIZES, W0, losses_of, matrix, mean_gradient, softmax
 from helpers.quadratics import Quadratics, five_clients
 
@@ -34,50 +32,29 @@ SEED, ROUNDS, COHORT = 7, 8, 3
 EPOCHS = {"local_work": 2, "local_unit": "epochs"}
 STEPS = {"local_work": 3, "local_unit": "steps"}
 RATES = {"client_lr": 0.2, "server_lr": 0.7}
-SERVER = {"server_topk": "on", "server_delta": 2.5}  # 5 of the 12 entries, as 12 / 2.5 = 4.8
-CLIENT = {"client_topk": "on", "client_delta": 4.0}  # 3 of them
 
 # Numbers of about 1 after some thousand operations that err by 1.1e-16 of their results.
 TOLERANCE = {"rtol": 1e-12, "atol": 1e-13}
 
 
-def top(v, delta):
-    """C: the ceil(d / delta) entries that are largest in magnitude."""
-    by_size = sorted(range(v.size), key=lambda j: -abs(v.flat[j]))
-    kept = by_size[: int(np.ceil(v.size / delta))]
-    out = 0 * v
-    for j in kept:
-        out.flat[j] = v.flat[j]
-    return out
-
-
 def fedlin(
-    rounds, x, *, client_lr, server_lr=1.0, rate="step", same_batch="no", server_delta=1.0,
-    client_delta=1.0, server_topk="on", client_topk="on", share=lambda gradient: 1.0,
+    rounds, x, *, client_lr, server_lr=1.0, rate="step", same_batch="no",
+    share=lambda gradient: 1.0,
     # What follows is right as it stands; other values are mistakes.
-    feedback=True, sign=1, corrected_by=lambda h, own: own, stale=False,
+    sign=1, stale=False,
 ):  # fmt: skip
     """B.3, line by line; a visit is (client, N_i, its mini-batches' gradients, the full one).
 
     `share` is the part of a mini-batch that a gradient is of, under the reduction `sum`.
     """
-    e, rho, points, old = 0 * x, {}, [x], {}
+    old = {}
     for visits in rounds:
         total = sum(N for _, N, _, _ in visits)
-        mean_h, h = 0 * x, {}
-        for i, N, _, full in visits:  # phase A
-            if N > 0:
-                wanted = rho.get(i, 0 * x) + full(x) if feedback else full(x)
-                h[i] = top(wanted, client_delta)
-                rho[i] = wanted - h[i]
-                mean_h = mean_h + N / total * h[i]
-        wanted = e + mean_h if feedback else mean_h
-        g = top(wanted, server_delta)
-        e = wanted - g
+        g = sum((N / total * full(x) for _, N, _, full in visits if N > 0), 0 * x)  # phase A
         move = 0 * x
         for i, N, gradients, full in visits:  # phase B
             y, tau = x, len(gradients)
-            own = corrected_by(h.get(i), full(x) if N else None)
+            own = full(x) if N else None
             if stale:
                 own, old[i] = old.get(i, own), own
             for gradient in gradients:
@@ -86,8 +63,7 @@ def fedlin(
                 y = y - eta * (gradient(y) - sign * (at_x - share(gradient) * g))
             move = move + N / total * (y - x)
         x = x + server_lr * move
-        points.append(x)
-    return x, g, e, rho, points
+    return x, g
 
 
 def batch_gradient(x, labels, factor, W):
@@ -141,19 +117,16 @@ def regression_rounds(
     return found
 
 
-def train(*problem, name="fedlin", seed=SEED, **settings):
-    """The whole of a run at its end: the server's state and what the clients keep."""
-    setup, hyper = api.prepare(name, *problem, **{"batch": BATCH, "eval_every": 1000} | settings)
-    *_, last = simulate.train(setup, api.traced(hyper, setup.task.model), [seed])
-    return last.run
+def end_of(*problem, **settings):
+    """The server's state at the end of a run."""
+    settings = {"batch": BATCH, "eval_every": 1000} | settings
+    setup, hyper = api.prepare("fedlin", *problem, **settings)
+    *_, last = train(setup, api.traced(hyper, setup.task.model), [SEED])
+    return last.run.state
 
 
 def regression(cohort=COHORT, rounds=ROUNDS, **settings):
-    return train(softmax, CLASSIFIED, cross_entropy, cohort=cohort, rounds=rounds, **settings)
-
-
-def of_client(memory, i):
-    return matrix(jax.tree.map(lambda leaf: leaf[i], memory))
+    return end_of(softmax, CLASSIFIED, cross_entropy, cohort=cohort, rounds=rounds, **settings)
 
 
 def apart(one, other):
@@ -171,12 +144,11 @@ LATE = STEPS | {"stabilise": 2, "reduction": "sum"}  # sums of losses, at last o
 CASES = {
     "epochs": ({}, EPOCHS),
     "epochs-total": ({"rate": "total"}, EPOCHS),
-    "epochs-both": (SERVER | CLIENT, EPOCHS),
     "epochs-same": ({"same_batch": "yes"}, EPOCHS),
     "sums": ({}, SUMS),
     "sums-same": ({"same_batch": "yes"}, SUMS),
-    "late-sums": (SERVER, LATE),
-    "late-sums-total-same": ({"rate": "total", "same_batch": "yes"} | CLIENT, LATE),
+    "late-sums": ({}, LATE),
+    "late-sums-total-same": ({"rate": "total", "same_batch": "yes"}, LATE),
 }
 
 
@@ -185,23 +157,11 @@ def test_reference(case):
     """Server and clients, through visits of many, one and no examples and of unequal steps."""
     options, work = CASES[case]
     rates = RATES if work is EPOCHS else RATES | {"client_lr": 0.04}
-    run = regression(**rates, **options, **work)
+    state = regression(**rates, **options, **work)
     share = {"share": part_of_a_batch} if "reduction" in work else {}
-    x, g, e, rho, _ = fedlin(regression_rounds(**work), W0, **rates, **options, **share)
-    near(matrix(run.state.params), x)
-    near(matrix(run.state.gradient), g)
-    if "server_topk" in options:
-        near(matrix(run.state.unsent), e)
-        assert np.count_nonzero(g) == 5
-        assert np.abs(e).max() > 0.01
-    else:
-        assert run.state.unsent == ()
-    if "client_topk" in options:
-        for i in range(len(SIZES)):
-            near(of_client(run.memory, i), rho.get(i, 0 * W0))
-        assert np.abs([*rho.values()]).max() > 0.1
-    else:
-        assert run.memory == ()
+    x, g = fedlin(regression_rounds(**work), W0, **rates, **options, **share)
+    near(matrix(state.params), x)
+    near(matrix(state.gradient), g)
 
 
 def test_the_draws_hold_what_the_comparison_is_for():
@@ -209,8 +169,6 @@ def test_the_draws_hold_what_the_comparison_is_for():
     visited = [[i for i, *_ in visits] for visits in rounds]
     assert {0, 1} <= {SIZES[i] for i in itertools.chain(*visited)}
     assert len({len(gradients) for visits in rounds for _, _, gradients, _ in visits}) > 3
-    times = [[r for r, cohort in enumerate(visited) if i in cohort] for i in range(len(SIZES))]
-    assert any(b - a > 1 for each in times for a, b in itertools.pairwise(each))  # rho waits
 
 
 def test_the_training_loss_is_that_of_the_local_steps():
@@ -253,9 +211,9 @@ def gradient_descent(rounds, rate):
     ids=["full", "same batch"],
 )
 def test_one_step_is_gradient_descent_on_the_cohort(settings):
-    run = regression(**RATES, **settings)
+    state = regression(**RATES, **settings)
     rate = RATES["server_lr"] * RATES["client_lr"]
-    near(matrix(run.state.params), gradient_descent(regression_rounds(), rate))
+    near(matrix(state.params), gradient_descent(regression_rounds(), rate))
 
 
 # ------------------------------------------------------------------------ fixed points
@@ -302,90 +260,6 @@ def test_a_cohort_of_one_is_fedavg():
     assert apart(one, other) < 1e-14
 
 
-# --------------------------------------------------------------------------- sparsification
-
-
-def test_the_entries_that_are_kept():
-    """Of the whole model, not of each array: all numbers, and nan, but the smallest."""
-    values = {"a": jnp.array([[3.0, -0.5], [0.0, 1.0]]), "b": jnp.array([-4.0, 0.7])}
-    for delta, kept in ((1, 6), (1.1, 6), (1.2, 5), (2, 3), (2.5, 3), (3, 2), (6, 1), (1e9, 1)):
-        assert kept == int(np.ceil(6 / delta))
-        out = jax.tree.map(np.asarray, largest(jnp.asarray(float(delta)), values))
-        flat = np.concatenate([values["a"].ravel(), values["b"]])
-        expected = np.where(np.argsort(np.argsort(-np.abs(flat))) < kept, flat, 0)
-        np.testing.assert_array_equal(np.concatenate([out["a"].ravel(), out["b"]]), expected)
-    broken = values | {"b": jnp.array([jnp.nan, 1e300])}
-    assert np.isnan(largest(jnp.asarray(6.0), broken)["b"][0])
-
-
-def test_nothing_is_dropped_at_one_even_of_models_too_large_for_float32():
-    """2^24 + 1 is no float32; a rounded d must not cost an entry."""
-    with jax.enable_x64(False):
-        assert dropped(2**24 + 1, jnp.float32(1)) == 0
-        for size, delta in ((30, 10.0), (12, 2.5), (1000, 3.0), (7, 100.0)):
-            assert size - dropped(size, jnp.float32(delta)) == int(np.ceil(size / delta))
-
-
-@pytest.mark.parametrize("topk", ["server", "client"])
-def test_delta_one_is_the_plain_method_and_any_other_is_not(topk):
-    plain = FIVE.train("fedlin", 8).state.params
-    for delta in (1.0, 1.5, 3.0):
-        run = FIVE.train("fedlin", 8, **{f"{topk}_topk": "on", f"{topk}_delta": delta})
-        unsent = run.state.unsent if topk == "server" else run.memory
-        if delta == 1:
-            np.testing.assert_array_equal(run.state.params, plain)
-            assert apart(unsent, 0) == 0
-        else:
-            assert apart(run.state.params, plain) > 1e-2
-            assert apart(unsent, 0) > 1e-3
-
-
-@pytest.mark.parametrize("topk", ["server", "client"])
-def test_delta_is_refused_where_it_would_do_nothing(topk):
-    options = {f"{topk}_topk": "on"}
-    Hyper = algorithms.get("fedlin", **options).Hyper
-    assert set(Hyper._fields) - {"client_lr", "server_lr"} == {f"{topk}_delta"}
-    with pytest.raises(InputError, match="at least 1"):
-        algorithms.configure("fedlin", options | {f"{topk}_delta": 0.9})
-    with pytest.raises(InputError, match=f"{topk}_delta"):
-        algorithms.configure("fedlin", {f"{topk}_delta": 2.0})
-
-
-def test_with_a_sparse_server_it_finds_the_optimum():
-    """One entry of three goes down, the others wait: at the optimum there is nothing to send."""
-    run = FIVE.train("fedlin", MANY, server_topk="on", server_delta=3.0)
-    assert np.count_nonzero(run.state.gradient) <= 1
-    assert apart(run.state.params, FIVE.optimum()) < 1e-12
-    assert apart(run.state.unsent, 0) < 1e-12
-
-
-LONG = 2000
-
-
-def test_with_sparse_clients_it_circles_around_the_optimum():
-    """Each h_i stays away from 0, so W does not rest; but errors are only postponed.
-
-    On quadratics W moves by -M g with one matrix M, so the sum of all g is bounded, and so are the
-    rho_i: the mean of the W of R rounds is the optimum but for a term in 1/R.
-    """
-    settings = {"client_topk": "on", "client_delta": 3.0}
-    radius = {}
-    for lr in (LR, LR / 10):
-        *_, points = fedlin(FIVE.rounds(LONG), np.zeros(3), client_lr=lr, client_delta=3.0)
-        run = FIVE.train("fedlin", LONG, client_lr=lr, **settings)
-        assert apart(run.state.params, points[-1]) < 1e-9  # which entry is largest may be close
-        late = np.array(points[LONG // 2 :])
-        radius[lr] = np.abs(late - FIVE.optimum()).max()
-        assert apart(late.mean(0), FIVE.optimum()) < radius[lr] / 20
-    assert radius[LR / 10] < radius[LR] / 5 < 0.2
-    # Without feedback it settles elsewhere, and a smaller rate is no help.
-    for lr in (LR, LR / 10):
-        *_, points = fedlin(
-            FIVE.rounds(LONG), np.zeros(3), client_lr=lr, client_delta=3.0, feedback=False
-        )
-        assert np.abs(np.array(points[LONG // 2 :]) - FIVE.optimum()).max(1).min() > 0.4
-
-
 # ------------------------------------------------------------------------ one batch, one noise
 
 
@@ -403,11 +277,11 @@ def test_the_first_correction_on_the_same_batch_is_exactly_nothing():
     """
     model = fedda.Model(softmax.init, softmax.apply, noisy)
     for same_batch, work in (("yes", {"local_work": 1}), ("no", {"stabilise": 1})):
-        run = train(
+        state = end_of(
             model, CLASSIFIED, cross_entropy, cohort=COHORT, rounds=1, same_batch=same_batch,
             client_lr=0.2, **work,
         )  # fmt: skip
-        step = matrix(run.state.params) - W0 + 0.2 * matrix(run.state.gradient)
+        step = matrix(state.params) - W0 + 0.2 * matrix(state.gradient)
         assert np.abs(step).max() < 1e-15 if same_batch == "yes" else np.abs(step).max() > 1e-3
 
 
@@ -415,24 +289,22 @@ def test_the_first_correction_on_the_same_batch_is_exactly_nothing():
 
 
 @pytest.mark.parametrize(
-    ("mistake", "options"),
+    "mistake",
     [
-        pytest.param({"sign": -1}, {}, id="flipped sign"),
-        pytest.param({"stale": True}, {}, id="own gradient of the last visit"),
-        pytest.param({"rate": "total"}, {}, id="rate"),
-        pytest.param({"same_batch": "yes"}, {}, id="batch"),
-        pytest.param({"corrected_by": lambda h, own: h}, SERVER | CLIENT, id="compressed own"),
-        pytest.param({"feedback": False}, SERVER | CLIENT, id="no feedback"),
+        pytest.param({"sign": -1}, id="flipped sign"),
+        pytest.param({"stale": True}, id="own gradient of the last visit"),
+        pytest.param({"rate": "total"}, id="rate"),
+        pytest.param({"same_batch": "yes"}, id="batch"),
     ],
 )
-def test_a_mistake_would_be_noticed(mistake, options):
-    right = matrix(regression(**RATES, **EPOCHS, **options).state.params)
-    wrong, *_ = fedlin(regression_rounds(**EPOCHS), W0, **RATES, **options | mistake)
+def test_a_mistake_would_be_noticed(mistake):
+    right = matrix(regression(**RATES, **EPOCHS).params)
+    wrong, _ = fedlin(regression_rounds(**EPOCHS), W0, **RATES, **mistake)
     assert apart(wrong, right) > 1e-3  # the tolerance is nine orders below
 
 
 def test_a_flipped_sign_is_seen_at_the_fixed_point():
-    right, *_ = fedlin(PAIR.rounds(MANY), np.zeros(1), client_lr=LR)
-    wrong, *_ = fedlin(PAIR.rounds(MANY), np.zeros(1), client_lr=LR, sign=-1)
+    right, _ = fedlin(PAIR.rounds(MANY), np.zeros(1), client_lr=LR)
+    wrong, _ = fedlin(PAIR.rounds(MANY), np.zeros(1), client_lr=LR, sign=-1)
     assert apart(right, 2.2) < 1e-12
     assert not apart(wrong, 2.2) < 0.1

@@ -15,8 +15,8 @@ import pytest
 import fedda
 from fedda import algorithms, api
 from fedda.core.losses import cross_entropy
-from fedda.simulate import train as simulate
 from fedda.simulate.cohort import draw_cohort
+from fedda.simulate.train import train
 from helpers.problems import (
     BATCH,
     CLASSIFIED,
@@ -115,16 +115,16 @@ def part_of_a_batch(gradient):
     return factor / BATCH
 
 
-def train(name, *problem, seed=SEED, **settings):
+def end_of(name, *problem, seed=SEED, **settings):
     """The whole of a run at its end: the server's state and what the clients keep."""
     setup, hyper = api.prepare(name, *problem, **{"batch": BATCH, "eval_every": 1000} | settings)
-    *_, last = simulate.train(setup, api.traced(hyper, setup.task.model), [seed])
+    *_, last = train(setup, api.traced(hyper, setup.task.model), [seed])
     return last.run
 
 
 def regression(name="scaffold", cohort=COHORT, rounds=ROUNDS, **settings):
     settings |= {"cohort": cohort, "rounds": rounds}
-    return train(name, softmax, CLASSIFIED, cross_entropy, **settings)
+    return end_of(name, softmax, CLASSIFIED, cross_entropy, **settings)
 
 
 def apart(one, other):
@@ -309,7 +309,7 @@ def test_it_reaches_the_optimum_when_only_some_clients_take_part():
 def test_one_full_batch_step_of_all_is_gradient_descent(control):
     """With uniform weights the c_i cancel against c, whatever they are."""
     present = [pair for pair in CLASSIFIED if len(pair[0])]  # c counts empty clients, W cannot
-    run = train(
+    run = end_of(
         "scaffold", softmax, present, cross_entropy, cohort=len(present), rounds=20, stabilise=20,
         control=control, weighting="uniform", **RATES,
     )  # fmt: skip
@@ -379,13 +379,13 @@ def test_a_client_uses_what_it_kept_at_its_last_visit():
 
     def after_four(change):
         """What a run is after four rounds if the table is changed after three."""
-        evaluations = simulate.train(setup, hp, [SEED])
+        evaluations = train(setup, hp, [SEED])
         next(evaluations)
         run = next(evaluations).run
         kept = of_client(run.memory, i)
         run = run._replace(memory=jax.tree.map(lambda leaf: leaf.at[i].set(change(leaf[i])),
                                                run.memory))  # fmt: skip
-        (last,) = simulate.train(setup, hp, [SEED], first=3, run=run)
+        (last,) = train(setup, hp, [SEED], first=3, run=run)
         return kept, matrix(last.run.state.params)
 
     kept, params = after_four(lambda own: own)

@@ -21,8 +21,8 @@ from fedda.core.losses import cross_entropy
 from fedda.core.task import Plan, Task
 from fedda.data.federation import from_clients
 from fedda.errors import InputError
-from fedda.simulate import train as simulate
 from fedda.simulate.cohort import draw_cohort
+from fedda.simulate.train import train
 from helpers.problems import (
     BATCH,
     CLASSIFIED,
@@ -55,7 +55,7 @@ def evaluations(model, clients, loss, **settings):
     setup, hyper = api.prepare(
         "stem", model, clients, loss, **{"batch": BATCH, "eval_every": 1} | settings
     )
-    found = simulate.train(setup, api.traced(hyper, model), [SEED])
+    found = train(setup, api.traced(hyper, model), [SEED])
     return [(each.row, jax.tree.map(np.array, each.run.state)) for each in found]
 
 

@@ -12,10 +12,12 @@ import pytest
 
 import fedda
 from fedda import algorithms, api
+from fedda.algorithms import registry
 from fedda.core.losses import squared_error
 from fedda.core.task import Plan, Task
 from fedda.data.federation import from_clients
-from fedda.simulate import train
+from fedda.simulate.cohort import Layout
+from fedda.simulate.train import Span, begin, segment
 from helpers.quadratics import Quadratics
 from helpers.variants import VARIANTS, assert_near
 
@@ -53,12 +55,12 @@ def play(variant, task, after=None):
     algorithm, shards, key = variant.algorithm, small_clients(), jax.random.key(3)
     hp = api.traced(algorithm.Hyper(), MODEL)
     if after is None:
-        run, number = train.begin(algorithm, MODEL, False, shards.num_clients)(hp, key), 0
+        run, number = begin(algorithm, MODEL, False, shards.num_clients)(hp, key), 0
     else:
         run, number = jax.tree.map(np.asarray, after), 1  # a copy: programs reuse their arguments
     everyone = np.arange(len(SMALL), dtype=np.int32)[None]
-    program = train.segment(algorithm, task, train.Layout(), False)
-    run, _ = program(hp, run, shards, key, everyone, None, number, 1)
+    span = Span(first=number, last=number + 1, cohorts=everyone, shards=shards)
+    run, _ = segment(algorithm, task, Layout(), False)(hp, run, key, span)
     return run
 
 
@@ -120,14 +122,17 @@ def rests_at(name, reduction, local_work):
     return np.asarray(UNEQUAL.train(name, 2000, **work, **settings).state.params)
 
 
+UNBIASED = [name for name, variant in registry.variants().items() if variant.unbiased]
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("name", algorithms.unbiased())
+@pytest.mark.parametrize("name", UNBIASED)
 def test_it_rests_at_the_optimum_of_all_examples(name, reduction):
     np.testing.assert_allclose(rests_at(name, reduction, 5), OPTIMUM, rtol=0, atol=1e-10)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(set(algorithms.names()) - set(algorithms.unbiased())))
+@pytest.mark.parametrize("name", sorted(set(algorithms.names()) - set(UNBIASED)))
 def test_all_other_algorithms_rest_elsewhere(name):
     assert np.abs(rests_at(name, "mean", 5) - OPTIMUM).max() > 1e-3
 

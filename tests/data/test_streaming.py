@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 
 import fedda
-from fedda import algorithms
 from fedda.core.losses import squared_error
 from fedda.core.task import Plan, Task
 from fedda.data import streaming
 from fedda.data.federation import Ragged
 from fedda.data.store import Rows
 from fedda.data.streaming import Feed
-from fedda.errors import InputError
 from fedda.simulate import train as simulate
 from helpers.stored import COUNTS, MODEL, written
 
@@ -188,12 +186,3 @@ def test_evaluation_in_blocks_is_evaluation_of_the_whole(tmp_path):
     outputs = np.asarray(MODEL.apply(params, streaming.union(split)[0][jnp.arange(39)]))
     y = streaming.union(split)[1]
     assert parts["share"] == pytest.approx((outputs * y).sum() / (1 + y).sum(), rel=1e-5)
-
-
-def test_an_algorithm_that_asks_everyone_is_refused(tmp_path):
-    split = written(tmp_path / "s", ragged=True)
-    fedavg = algorithms.get("fedavg")
-    everyone = fedavg._replace(phases=(fedavg.phases[0]._replace(everyone=True),))
-    history(streaming.resident(split), everyone)
-    with pytest.raises(InputError, match="asks every client"):
-        history(Feed(split), everyone)

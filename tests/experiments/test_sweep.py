@@ -24,7 +24,7 @@ from fedda.data.streaming import Feed, resident
 from fedda.errors import InputError
 from fedda.experiments import sweep
 from fedda.simulate import grid as together
-from fedda.simulate import train as simulate
+from fedda.simulate.train import averaged
 from fedda.tasks import config
 from helpers.stored import MODEL as FED_MODEL
 from helpers.stored import written
@@ -73,11 +73,11 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many runs each call of the trainer was given."""
     seen: list[int] = []
 
-    def counted(setup, hp, seeds, *more, original=simulate.train):
+    def counted(setup, hp, seeds, *more, original=together.train):
         seen.append(len(seeds))
         return original(setup, hp, seeds, *more)
 
-    monkeypatch.setattr(simulate, "train", counted)
+    monkeypatch.setattr(together, "train", counted)
     return seen
 
 
@@ -89,7 +89,7 @@ def test_batches_are_even_and_change_only_rounding(whole, sizes, most, expected)
 
 def test_sizes_of_batches():
     for count, most in itertools.product(range(1, 30), repeat=2):
-        size = together._evened(count, most)
+        size = together._even_size(count, most)
         batches = -(-count // size)
         assert size <= most
         assert batches == -(-count // most), "as few batches as there can be"
@@ -116,12 +116,12 @@ def test_one_program_serves_all_batches(monkeypatch, compilations, devices):
     def programs():
         return [compilations.count(f"jit({name})") for name in ("begin", "segment", "evaluate")]
 
-    def train(*arguments, original=simulate.train):
+    def train(*arguments, original=together.train):
         assert programs() == [1, kinds, 1]
         yield from original(*arguments)
         assert programs() == [1, kinds, 1]
 
-    monkeypatch.setattr(simulate, "train", train)
+    monkeypatch.setattr(together, "train", train)
     compilations.clear()
     batches = api.train_grid(setup, hypers, range(11), together=4)
     found = [next(batches)]
@@ -144,7 +144,7 @@ def test_one_program_serves_all_batches(monkeypatch, compilations, devices):
 def out_of_memory(above, kind="RESOURCE_EXHAUSTED"):
     """A trainer that fails as XLA does, in the middle of a run, where there are too many runs."""
 
-    def train(setup, hp, seeds, *more, original=simulate.train):
+    def train(setup, hp, seeds, *more, original=together.train):
         for number, evaluation in enumerate(original(setup, hp, seeds, *more)):
             if number == 1 and len(seeds) > above:
                 raise jax.errors.JaxRuntimeError(f"{kind}: Out of memory while trying to allocate")
@@ -154,7 +154,7 @@ def out_of_memory(above, kind="RESOURCE_EXHAUSTED"):
 
 
 def test_a_batch_that_runs_out_of_memory_is_halved(whole, sizes, monkeypatch):
-    monkeypatch.setattr(simulate, "train", out_of_memory(above=1))  # which calls the counting one
+    monkeypatch.setattr(together, "train", out_of_memory(above=1))  # which calls the counting one
     assert_near(grid(together=4), whole)
     assert sizes == [4, 2, *[1] * 12]
 
@@ -164,7 +164,7 @@ def test_a_later_batch_that_runs_out_of_memory_keeps_those_before(whole, monkeyp
     hypers = [fedda.algorithms.get("scaffold").Hyper(**point.hyper) for point in whole]
     batches = api.train_grid(setup, hypers, [point.seed for point in whole], together=4)
     first = next(batches)
-    monkeypatch.setattr(simulate, "train", out_of_memory(above=3))
+    monkeypatch.setattr(together, "train", out_of_memory(above=3))
     rest = list(batches)
     assert [batch.members for batch in (first, *rest)] == [
         range(4), range(4, 6), range(6, 8), range(8, 10), range(10, 12)
@@ -176,11 +176,11 @@ def test_a_later_batch_that_runs_out_of_memory_keeps_those_before(whole, monkeyp
 
 
 def test_one_run_that_is_too_large_and_other_errors(monkeypatch):
-    monkeypatch.setattr(simulate, "train", out_of_memory(above=0))
+    monkeypatch.setattr(together, "train", out_of_memory(above=0))
     with pytest.raises(InputError, match="one run alone needs more memory than the device has"):
         grid(together=1)
     monkeypatch.undo()
-    monkeypatch.setattr(simulate, "train", out_of_memory(above=0, kind="INTERNAL"))
+    monkeypatch.setattr(together, "train", out_of_memory(above=0, kind="INTERNAL"))
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
         grid(together=4)
 
@@ -286,7 +286,7 @@ def test_the_summary_follows_the_rule_from_the_points_file(finished: Path):
 
 def test_the_last_row_is_about_the_averaged_rounds():
     for rounds in (*range(1, 450), 1500, 4000):
-        last, every = simulate.averaged(rounds), sweep.evaluate_every(rounds)
+        last, every = averaged(rounds), sweep.evaluate_every(rounds)
         assert last == max(1, min(100, rounds // 2))
         rows = [*range(0, rounds, every), rounds]
         assert rows[-2] == rounds - last

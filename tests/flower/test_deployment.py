@@ -26,7 +26,7 @@ from jax import random
 
 import fedda
 from fedda import algorithms, api
-from fedda.core import round as core
+from fedda.core.round import one_round
 from fedda.data.federation import from_clients
 from fedda.simulate.cohort import Layout, sum_over_clients
 from fedda.storage.directory import RunDirectory, read_settings
@@ -308,16 +308,16 @@ def without(lost: int, rounds: int) -> Any:
     for number in range(rounds):
         there = [client for client in range(CLIENTS) if client != lost or number == 0]
         key = random.fold_in(random.fold_in(random.key(0), 1), number)
-        state, _, _ = core.one_round(
+        state, _, _ = one_round(
             record,
             TASK,
             partial(sum_over_clients, Layout()),
-            hp,
-            state,
-            (),
-            shards,
-            np.array(there, np.int32),
-            key,
+            hp=hp,
+            state=state,
+            memory=(),
+            shards=shards,
+            cohort=np.array(there, np.int32),
+            key=key,
         )
     return state
 

@@ -12,6 +12,7 @@ import pytest
 
 import fedda
 from fedda import algorithms
+from fedda.algorithms import registry
 from fedda.core.losses import squared_error
 from fedda.errors import InputError
 from helpers.flower_grid import LocalGrid
@@ -40,7 +41,7 @@ from helpers.flower_problem import (
 
 pytestmark = pytest.mark.usefixtures("x64")
 
-FIRST = [next(iter(module.variants)) for module in algorithms.modules()]  # others of it are slow
+FIRST = [next(iter(module.variants)) for module in registry.modules()]  # others of it are slow
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def reference(name, lost=frozenset(), skipped=frozenset()):
         round_key = random.fold_in(random.fold_in(random.key(SEED), 1), number)
         for place, phase in enumerate(record.phases):
             message, uploads = phase.send(hp, state), []
-            for client in clients if phase.everyone else drawn:
+            for client in drawn:
                 key = random.fold_in(random.fold_in(round_key, place), client)
                 own = (message, memory[client], shards[client], key)
                 upload, kept, _ = jax.jit(phase.work, static_argnums=1)(hp, TASK, *own)

@@ -7,7 +7,7 @@ import numpy as np
 
 import fedda
 from fedda import api
-from fedda.simulate import train as simulate
+from fedda.simulate.train import train
 
 
 def height(away, H):
@@ -57,7 +57,7 @@ class Quadratics:
         setup, hyper = api.prepare(
             name, self.model, self.clients, height, rounds=rounds, **settings
         )
-        return simulate.train(setup, api.traced(hyper, self.model), [seed])
+        return train(setup, api.traced(hyper, self.model), [seed])
 
     def train(self, name, rounds, **settings):
         """The whole of a run at its end: the server's state and what the clients keep."""

@@ -27,8 +27,8 @@ from fedda.models import (
     with_input,
     with_precision,
 )
-from fedda.models._cnn import CNN
 from fedda.models.conv import max_pool, max_pool_same, patches_conv
+from fedda.models.convolutional import CNN
 
 # ------------------------------------------------------------------------------ convolutions
 
@@ -438,7 +438,7 @@ def test_with_input_composes():
 
 def test_the_models_of_the_tasks_are_functions_of_one_module():
     """A file of the same name would hide the function once it is imported."""
-    importlib.import_module("fedda.models._mlp")
+    importlib.import_module("fedda.models.dense")
     sizes = {"linear": (4, 3), "mlp": (4, 5, 3), "cnn": (8, 1, 3), "autoencoder": (4,)}
     for name, arguments in (sizes | {"resnet18": (3,)}).items():
         model = getattr(fedda.models, name)(*arguments)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import random
 
 import fedda
 from fedda import algorithms, api
@@ -15,8 +16,8 @@ from fedda.core.losses import squared_error
 from fedda.data.federation import Shards
 from fedda.errors import InputError
 from fedda.experiments import run as experiment
-from fedda.simulate import train
 from fedda.simulate.client_state import HostMemory
+from fedda.simulate.train import host_work, segment, start, train
 from fedda.tasks import config
 
 BLANK = {"c": jnp.zeros((5, 2)), "started": jnp.asarray(False), "rate": jnp.ones(())}
@@ -136,12 +137,10 @@ def program(name, chosen, count, chunk):
     hp = api.traced(hyper, model)
     if together:
         hp = jax.tree.map(lambda value: jnp.stack([value] * count), hp)
-    run = train.start(setup, hp, seeds)
-    span = next(train.host_work(setup, seeds))
-    traced = train.segment(setup.algorithm, setup.task, setup.layout, together).trace(
-        hp, run, span.shards,
-        train._keys(seeds), span.cohorts if together else span.cohorts[0], None, 0, 1,
-    )  # fmt: skip
+    run = start(setup, hp, seeds)
+    span = next(host_work(setup, seeds))
+    keys = jax.vmap(random.key)(np.arange(count)) if together else random.key(0)
+    traced = segment(setup.algorithm, setup.task, setup.layout, together).trace(hp, run, keys, span)
     return traced, jax.tree.map(jnp.shape, jax.tree.leaves(run.memory))
 
 
@@ -161,7 +160,7 @@ def uses_of_gathered(jaxpr, shapes):
 
 
 IN_PLACE = pytest.mark.parametrize(
-    ("name", "chosen"), [("scaffold", {}), ("fedlin", {"client_topk": "on"})], ids=str
+    ("name", "chosen"), [("scaffold", {}), ("scaffold", {"control": "I"})], ids=str
 )
 BATCHED = pytest.mark.parametrize(
     ("count", "chunk"), [(1, 5), (1, 2), (1, 1), (2, 5), (2, 2), (2, 1)]
@@ -196,7 +195,7 @@ def test_a_table_is_handed_on():
         "scaffold", MODEL, clients(), squared_error, rounds=3, cohort=2, eval_every=1
     )
     runs = []
-    for evaluation in train.train(setup, api.traced(hyper, MODEL), [0]):
+    for evaluation in train(setup, api.traced(hyper, MODEL), [0]):
         assert all(leaf.is_deleted() for run in runs for leaf in jax.tree.leaves(run.memory))
         runs.append(evaluation.run)
     assert len(runs) == 4
@@ -226,7 +225,7 @@ def test_a_population_of_stackoverflows_size_needs_room_for_the_visited_only():
         rounds=rounds, cohort=cohort, batch=1, local_work=1, eval_every=50, memory_gb=0.05,
     )  # fmt: skip
     assert setup.host_rounds is not None
-    for evaluation in train.train(setup, api.traced(hyper, model), [0]):
+    for evaluation in train(setup, api.traced(hyper, model), [0]):
         memory = evaluation.run.memory
     visited = len(memory)
     assert 0.97 * rounds * cohort < visited <= rounds * cohort, "few clients come twice"

@@ -12,7 +12,6 @@ from jax.sharding import Mesh
 from fedda import api
 from fedda.core.task import Plan
 from fedda.models import Model
-from fedda.simulate import train
 from fedda.simulate.cohort import (
     SAMPLERS,
     Layout,
@@ -22,6 +21,7 @@ from fedda.simulate.cohort import (
     fedopt_cohort,
     padding,
 )
+from fedda.simulate.train import padding_waste, train
 
 MODULUS = 2**31 - 1  # a prime, of which 16807 is a primitive root: Park and Miller's generator
 
@@ -158,7 +158,7 @@ def computed_in(plan, counts, cohort, chunk, rounds, stabilise=0):
         chunk=chunk,
         client_lr=0.1,
     )
-    for evaluation in train.train(setup, api.traced(hyper, setup.task.model), [3]):
+    for evaluation in train(setup, api.traced(hyper, setup.task.model), [3]):
         jax.block_until_ready(evaluation.run)
     jax.effects_barrier()
     return sum(seen), setup
@@ -185,7 +185,7 @@ def test_padding_is_what_the_program_computes_too_much(plan, stabilise, chunk):
             own = counts[client] if number >= rounds - stabilise else examples[plan.unit]
             useful += own if counts[client] else 0
             needed += -(-own // plan.batch) * plan.batch if counts[client] else 0
-    waste = train.padding_waste(setup, seed=3)
+    waste = padding_waste(setup, seed=3)
     assert waste["total"] == pytest.approx(1 - useful / computed)
     assert waste["unequal_clients"] == pytest.approx(1 - needed / computed)
 

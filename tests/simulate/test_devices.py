@@ -21,7 +21,8 @@ from fedda.core.task import Plan, Task
 from fedda.data.federation import Ragged
 from fedda.errors import InputError
 from fedda.experiments import run as experiment
-from fedda.simulate import devices, train
+from fedda.simulate import devices
+from fedda.simulate.train import evaluate, host_work, segment, start
 from fedda.tasks import config
 
 RNG = np.random.default_rng(0)
@@ -309,9 +310,9 @@ def test_devices_share_an_evaluation(rows: int, kind: str, together: bool):
     keys = random.split(random.key(0), 2)
     params = jax.vmap(MODEL.init)(keys) if together else MODEL.init(keys[0])
     mesh = devices.mesh_for(2, 2, 1)
-    alone = train.evaluate(TASK, together, None)(params, x, y)
+    alone = evaluate(TASK, together, None)(params, x, y)
     everywhere = devices.everywhere((params, x, y), mesh)
-    shared = train.evaluate(TASK, together, mesh)(*everywhere)
+    shared = evaluate(TASK, together, mesh)(*everywhere)
     assert alone.keys() == shared.keys() == {"loss", "ratio"}
     for name, value in alone.items():
         assert value.shape == ((2,) if together else ())
@@ -323,7 +324,7 @@ def test_devices_share_an_evaluation(rows: int, kind: str, together: bool):
 def test_each_device_evaluates_only_its_share():
     x, y, params = jnp.zeros((2048, 3)), jnp.zeros((2048, 2)), MODEL.init(random.key(0))
     for mesh, batches in ((None, 64), (devices.mesh_for(2, 2, 1), 32)):
-        program = str(jax.make_jaxpr(train.evaluate(TASK, False, mesh))(params, x, y))
+        program = str(jax.make_jaxpr(evaluate(TASK, False, mesh))(params, x, y))
         assert re.findall(r"\blength=(\d+)", program) == [str(batches)]
 
 
@@ -337,12 +338,10 @@ def communicated(algorithm: str) -> dict[str, int]:
         algorithm, MODEL, clients, losses.squared_error, cohort=3, devices=2, rounds=1
     )
     hp, mesh = api.traced(hyper, MODEL), setup.layout.mesh
-    run = train.start(setup, hp, [0])
+    run = start(setup, hp, [0])
     hp, run, key = devices.everywhere((hp, run, random.key(0)), mesh)
-    span = next(train.host_work(setup, [0]))
-    lowered = train.segment(setup.algorithm, setup.task, setup.layout, False).lower(
-        hp, run, span.shards, key, span.cohorts[0], None, 0, 1
-    )
+    span = next(host_work(setup, [0]))
+    lowered = segment(setup.algorithm, setup.task, setup.layout, False).lower(hp, run, key, span)
     program = lowered.compile().as_text()
     found: dict[str, int] = {}
     for result, name in re.findall(

@@ -6,7 +6,7 @@ import pickle
 import re
 import subprocess
 import sys
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import jax
@@ -22,8 +22,9 @@ from fedda.core.losses import squared_error
 from fedda.core.task import Plan, Task
 from fedda.data.federation import from_clients
 from fedda.errors import InputError
-from fedda.simulate import train
+from fedda.simulate import train as simulator
 from fedda.simulate.cohort import Layout, arrange, draw_cohort
+from fedda.simulate.train import Span, begin, segment, train
 from helpers.new_models import train_new_models
 
 RNG = np.random.default_rng(0)
@@ -300,15 +301,15 @@ def test_the_last_rounds_take_one_step_with_all_data():
     shards = from_clients(CLIENTS)
     task = Task(MODEL, squared_error, Plan(2, 3), (first_error,))
     full = task._replace(plan=Plan(2, 1, "full"))
-    state = train.begin(algorithm, MODEL, False, shards.num_clients)(hp, key)
+    state = begin(algorithm, MODEL, False, shards.num_clients)(hp, key)
     losses = []
     for number in range(ROUNDS):
         cohorts = np.zeros((EVERY, 3), np.int32)
         drawn = draw_cohort(5, number, len(CLIENTS), 3)
         cohorts[0] = arrange(drawn, np.asarray(shards.count), Layout())
         kind = task if number < ROUNDS - LAST else full
-        program = train.segment(algorithm, kind, Layout(), False)
-        state, tally = program(hp, state, shards, key, cohorts, None, number, 1)
+        span = Span(first=number, last=number + 1, cohorts=cohorts, shards=shards)
+        state, tally = segment(algorithm, kind, Layout(), False)(hp, state, key, span)
         assert tally.rounds == 1
         losses.append(float(tally.loss))
     assert_same(result.state, state.state)
@@ -350,9 +351,12 @@ def test_two_devices_change_only_rounding_and_compile_once(compilations):
 
 
 def test_programs_of_models_that_are_no_longer_used_are_freed(monkeypatch):
-    for kind in ("begin", "segment", "evaluate"):
-        program = getattr(train, kind).__wrapped__
-        monkeypatch.setattr(train, kind, lru_cache(maxsize=2)(program))
+    # Of one model: one to begin, one to train, and one to evaluate.
+    @lru_cache(maxsize=2 * 3)
+    def program(function, donated, *fixed):
+        return jax.jit(partial(function, *fixed), donate_argnames=donated)
+
+    monkeypatch.setattr(simulator, "_program", program)
     client = jax.local_devices()[0].client
     alive, models = [], []
     for _, model in train_new_models(4):
@@ -403,14 +407,14 @@ def test_a_run_continues_from_any_evaluation(seeds):
     if len(seeds) > 1:
         hp = jax.tree.map(lambda value: jnp.stack([value, 2 * value / 3]), hp)
     rows, runs = [], []
-    for evaluation in train.train(setup, hp, seeds):
+    for evaluation in train(setup, hp, seeds):
         assert evaluation.round == evaluation.row["round"]
         rows.append(evaluation.row)
         runs.append(jax.tree.map(np.array, evaluation.run))  # a copy, for its memory is reused
     assert [row["round"] for row in rows] == [0, 3, 6, 8]
     for number, row in enumerate(rows):
         run = jax.tree.map(jnp.asarray, runs[number])
-        later = list(train.train(setup, hp, seeds, first=row["round"], run=run))
+        later = list(train(setup, hp, seeds, first=row["round"], run=run))
         assert str([evaluation.row for evaluation in later]) == str(rows[number + 1 :])
         if later:
             assert_same(later[-1].run, runs[-1])
@@ -526,7 +530,7 @@ def test_the_training_metric_is_that_of_local_batches_before_each_step():
         client_lr=0.5,
     )  # fmt: skip
     setup = setup._replace(task=setup.task._replace(train_metrics=(fedda.losses.accuracy,)))
-    rows = [each.row for each in train.train(setup, api.traced(hyper, model), [9])]
+    rows = [each.row for each in train(setup, api.traced(hyper, model), [9])]
     assert np.isnan(rows[0]["train_accuracy"])
     key, w = random.key(9), np.asarray(model.init(random.fold_in(random.key(9), 0)))
     drawn = Task(model, fedda.losses.cross_entropy, plan)

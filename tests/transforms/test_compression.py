@@ -15,11 +15,11 @@ from jax import random
 
 import fedda
 from fedda import algorithms, api
-from fedda.core import round as core
 from fedda.core import tree
 from fedda.core.algorithm import Phase, Seen
 from fedda.core.local import Weighted
 from fedda.core.losses import squared_error
+from fedda.core.round import traffic
 from fedda.core.task import Plan, Task
 from fedda.data.federation import from_clients
 from fedda.errors import InputError
@@ -246,7 +246,7 @@ def test_what_is_owed_is_a_part_of_a_mean(name):
             None,
             random.key(0),
         )
-        return phase.opened(packet), memory.codec[0].sum
+        return phase.decode(packet), memory.codec[0].sum
 
     (one, owed), (other, owed_too) = visit(1.0), visit(8.0)
     np.testing.assert_array_equal(owed, owed_too)
@@ -319,10 +319,10 @@ def test_bytes_are_those_of_the_packet(name):
     algorithm = compression.compressed(algorithms.get("fedda-sgdm"), CODECS[name])
     hp = api.traced(algorithm.Hyper(), MODEL)
     task, shards = Task(MODEL, squared_error, Plan(6)), from_clients(quadratic())
-    sent = core.traffic(algorithm, task, hp, init(None), shards, cohort=4)
+    down, up = traffic(algorithm, task, hp, init(None), shards)
     gradients_and_momentum, weight = 2 * (BYTES[name] + OUT * 4), 4
-    assert sent.up == 4 * (gradients_and_momentum + weight)
-    assert sent.down == 4 * 2 * (IN * OUT + OUT) * 4
+    assert up == gradients_and_momentum + weight
+    assert down == 2 * (IN * OUT + OUT) * 4
 
 
 @pytest.mark.parametrize("name", CODECS)

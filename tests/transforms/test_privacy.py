@@ -338,7 +338,7 @@ def test_bounded_cuts_what_arrives_and_keeps_its_weight():
     most = float(np.median(norms))
     (phase,) = privacy.bounded(FEDDA, most).phases
     for one, norm in zip(plain, norms, strict=True):
-        found = phase.opened(one)
+        found = phase.decode(one)
         assert found.weight == one.weight
         expected = mean(one) * min(1, most / norm)
         np.testing.assert_allclose(mean(found), expected, rtol=0, atol=1e-13 * norm)

@@ -38,7 +38,8 @@ from typing import Literal, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from fedda.algorithms import Reduction, fedavg
+from fedda.algorithms import fedavg
+from fedda.algorithms.registry import Reduction, Variant
 from fedda.core import local, tree
 from fedda.core.algorithm import Algorithm, NonNegative, Phase, Positive, Seen, nothing_seen
 from fedda.core.task import Task
@@ -140,8 +141,12 @@ def make(weighting: Literal["examples", "uniform"] = "examples") -> Algorithm:
         Phase(send_model, partial(train, weighting), merge_models),
         Phase(send_loss, update_multiplier, merge_multipliers),
     )
-    return Algorithm(Hyper, init, memory, phases)
+    return Algorithm(Hyper=Hyper, init=init, memory=memory, phases=phases)
 
 
-variants = {"climb": make}
+variants = {
+    "climb": Variant(
+        make, "CLIMB", "Shen et al. 2022", "clients with a high loss weigh more", down=1, up=1
+    )
+}
 reductions = [Reduction("climb", {"dual_lr": 0.0}, "fedavg")]

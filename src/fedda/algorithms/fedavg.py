@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 from jax import Array
 
+from fedda.algorithms.registry import Variant
 from fedda.core import local, tree
-from fedda.core.algorithm import Algorithm, Phase, Positive, Seen, no_memory
+from fedda.core.algorithm import Algorithm, Phase, Positive, Seen
 from fedda.core.task import Batch, Task
 from fedda.core.tree import PyTree
 from fedda.data.federation import Shard
@@ -53,7 +54,9 @@ def merge(hp: Any, state: State, total: local.Weighted) -> State:
 
 def make() -> Algorithm:
     """FedAvg (McMahan et al. 2017): local SGD, averaged."""
-    return Algorithm(Hyper, init, no_memory, (Phase(send, work, merge),))
+    return Algorithm(Hyper=Hyper, init=init, phases=(Phase(send, work, merge),))
 
 
-variants = {"fedavg": make}
+variants = {
+    "fedavg": Variant(make, "FedAvg", "McMahan et al. 2017", "local SGD, averaged", down=1, up=1)
+}

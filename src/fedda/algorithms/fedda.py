@@ -51,9 +51,9 @@ from typing import Any, Literal, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from fedda.algorithms import Reduction
+from fedda.algorithms.registry import Reduction, Variant
 from fedda.core import local, tree
-from fedda.core.algorithm import Algorithm, Decay, NonNegative, Phase, Positive, Seen, no_memory
+from fedda.core.algorithm import Algorithm, Decay, NonNegative, Phase, Positive, Seen
 from fedda.core.task import Batch, Task
 from fedda.core.tree import PyTree
 from fedda.data.federation import Shard
@@ -184,7 +184,7 @@ def sgdm(sends: Sends = "both", momentum: Momentum = "kept") -> Algorithm:
         params = tree.axpy(-hp.server_lr * hp.client_lr, P, state.params)
         return State(params, following(momentum, state, upload))
 
-    return Algorithm(SGDM, init, no_memory, (phase(sends, work, merge),))
+    return Algorithm(Hyper=SGDM, init=init, phases=(phase(sends, work, merge),))
 
 
 Units = Literal["grad", "delta"]
@@ -220,7 +220,7 @@ def adagrad(
         params = adaptive_step(hp, units, state.params, G, V)
         return State(params, following(momentum, state, upload), V)
 
-    return Algorithm(AdaGrad, init, no_memory, (phase(sends, work, merge),))
+    return Algorithm(Hyper=AdaGrad, init=init, phases=(phase(sends, work, merge),))
 
 
 def adam(
@@ -259,8 +259,15 @@ def adam(
         return State(params, following(momentum, state, upload), V, rounds, unfilled)
 
     counting_work = partial(work, count_steps=count_steps)
-    return Algorithm(Adam, init, no_memory, (phase(sends, counting_work, merge),))
+    return Algorithm(Hyper=Adam, init=init, phases=(phase(sends, counting_work, merge),))
 
 
-variants = {"fedda-sgdm": sgdm, "fedda-adam": adam, "fedda-adagrad": adagrad}
+PAPER = "Jin et al. 2022"
+variants = {
+    "fedda-sgdm": Variant(sgdm, "FedDA+SGDM", PAPER, "decoupled global momentum", down=2, up=2),
+    "fedda-adam": Variant(adam, "FedDA+Adam", PAPER, "decoupled momentum, Adam", down=2, up=2),
+    "fedda-adagrad": Variant(
+        adagrad, "FedDA+AdaGrad", PAPER, "decoupled momentum, fed to AdaGrad", down=2, up=2
+    ),
+}
 reductions = [Reduction("fedda-sgdm", {"beta1": 0.0, "server_lr": 1.0}, "fedavg")]

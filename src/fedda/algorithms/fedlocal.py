@@ -35,9 +35,10 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from fedda.algorithms import Reduction, fedavg
+from fedda.algorithms import fedavg
+from fedda.algorithms.registry import Reduction, Variant
 from fedda.core import local, tree
-from fedda.core.algorithm import Algorithm, Decay, Phase, Positive, Seen, no_memory
+from fedda.core.algorithm import Algorithm, Decay, Phase, Positive, Seen
 from fedda.core.task import Batch, Task
 from fedda.core.tree import PyTree
 from fedda.data.federation import Shard
@@ -72,7 +73,9 @@ class Moments(NamedTuple):
 
 
 class Optimiser(NamedTuple):
-    Hyper: Any
+    """The optimiser of a client."""
+
+    Hyper: type[Any]
     beta: Callable[[Any], ArrayLike]
     start: Callable[[PyTree], tuple[Moments, PyTree]]  # the moments, and a zero like p
     step: Callable[[Any, Moments, PyTree], tuple[PyTree, Moments, PyTree]]
@@ -130,7 +133,7 @@ def federated(optimiser: Optimiser, correction: Correction) -> Algorithm:
         return fedavg.State(tree.axpy(hp.server_lr, moved, state.params))
 
     phases = (Phase(fedavg.send, work, merge),)
-    return Algorithm(optimiser.Hyper, fedavg.init, no_memory, phases)
+    return Algorithm(Hyper=optimiser.Hyper, init=fedavg.init, phases=phases)
 
 
 def sgdm(correction: Correction = "joint") -> Algorithm:
@@ -184,6 +187,13 @@ def adagrad(correction: Correction = "joint") -> Algorithm:
     return federated(Optimiser(AdaGrad, lambda hp: 0.0, start, step), correction)
 
 
-variants = {"fedlocal-sgdm": sgdm, "fedlocal-adam": adam, "fedlocal-adagrad": adagrad}
+PAPER = "Wang et al. 2021"
+variants = {
+    "fedlocal-sgdm": Variant(sgdm, "FedLocal+SGDM", PAPER, "clients run SGDM", down=1, up=1),
+    "fedlocal-adam": Variant(adam, "FedLocal+Adam", PAPER, "clients run Adam", down=1, up=2),
+    "fedlocal-adagrad": Variant(
+        adagrad, "FedLocal+AdaGrad", PAPER, "clients run AdaGrad", down=1, up=2
+    ),
+}
 # With the joint correction, beta = 0 is FedAvg only if all clients take equally many steps.
 reductions = [Reduction("fedlocal-sgdm", {"beta": 0.0}, "fedavg", options={"correction": "none"})]

@@ -42,9 +42,10 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from fedda.algorithms import Reduction, fedavg
+from fedda.algorithms import fedavg
+from fedda.algorithms.registry import Reduction, Variant
 from fedda.core import local, tree
-from fedda.core.algorithm import Algorithm, Decay, Phase, Positive, no_memory
+from fedda.core.algorithm import Algorithm, Decay, Phase, Positive
 from fedda.core.tree import PyTree
 
 
@@ -94,12 +95,12 @@ Second = Callable[[Any, PyTree, PyTree], PyTree]  # (hp, v, D²) -> v
 
 
 def with_server(
-    Hyper: Any,
+    Hyper: type[Any],
     init: Callable[[Any, PyTree], State],
     merge: Callable[[Any, State, local.Weighted], State],
 ) -> Algorithm:
     """FedAvg's clients with this server."""
-    return Algorithm(Hyper, init, no_memory, (Phase(fedavg.send, fedavg.work, merge),))
+    return Algorithm(Hyper=Hyper, init=init, phases=(Phase(fedavg.send, fedavg.work, merge),))
 
 
 def start_of_second(hp: Any, form: Form, params: PyTree) -> PyTree:
@@ -181,11 +182,14 @@ def yogi(form: Form = "paper") -> Algorithm:
     return adam_like(second, form)
 
 
+PAPER = "Reddi et al. 2021"
 variants = {
-    "fedopt-sgdm": sgdm,
-    "fedopt-adam": adam,
-    "fedopt-adagrad": adagrad,
-    "fedopt-yogi": yogi,
+    "fedopt-sgdm": Variant(
+        sgdm, "FedAvgM", "Hsu et al. 2019", "FedOpt with momentum at the server", down=1, up=1
+    ),
+    "fedopt-adam": Variant(adam, "FedAdam", PAPER, "Adam at the server", down=1, up=1),
+    "fedopt-adagrad": Variant(adagrad, "FedAdagrad", PAPER, "AdaGrad at the server", down=1, up=1),
+    "fedopt-yogi": Variant(yogi, "FedYogi", PAPER, "Yogi at the server", down=1, up=1),
 }
 # FedAvg's default rates are others, so they are given.
 _rates = {"client_lr": 0.1, "server_lr": 1.0}

@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 from jax import Array
 
-from fedda.algorithms import Reduction, fedavg
+from fedda.algorithms import fedavg
+from fedda.algorithms.registry import Reduction, Variant
 from fedda.core import local, tree
-from fedda.core.algorithm import Algorithm, NonNegative, Phase, Positive, Seen, no_memory
+from fedda.core.algorithm import Algorithm, NonNegative, Phase, Positive, Seen
 from fedda.core.task import Batch, Task
 from fedda.core.tree import PyTree
 from fedda.data.federation import Shard
@@ -40,8 +41,13 @@ def work(
 
 def make() -> Algorithm:
     """FedProx (Li et al. 2020): FedAvg with a pull back to the server's point."""
-    return Algorithm(Hyper, fedavg.init, no_memory, (Phase(fedavg.send, work, fedavg.merge),))
+    phases = (Phase(fedavg.send, work, fedavg.merge),)
+    return Algorithm(Hyper=Hyper, init=fedavg.init, phases=phases)
 
 
-variants = {"fedprox": make}
+variants = {
+    "fedprox": Variant(
+        make, "FedProx", "Li et al. 2020", "FedAvg with a pull back to the server", down=1, up=1
+    )
+}
 reductions = [Reduction("fedprox", {"mu": 0.0}, "fedavg")]

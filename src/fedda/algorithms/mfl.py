@@ -41,9 +41,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedda.algorithms import Reduction
+from fedda.algorithms.registry import Reduction, Variant
 from fedda.core import local, tree
-from fedda.core.algorithm import Algorithm, Decay, Phase, Positive, Seen, no_memory
+from fedda.core.algorithm import Algorithm, Decay, Phase, Positive, Seen
 from fedda.core.task import Batch, Task
 from fedda.core.tree import PyTree
 from fedda.data.federation import Shard
@@ -93,7 +93,7 @@ def merge(hp: Any, state: State, total: local.Weighted) -> State:
     return mean._replace(steps=jax.tree.map(jnp.round, mean.steps))
 
 
-def averaged(Hyper: Any, init: Callable[[Any, PyTree], State], step: Step) -> Algorithm:
+def averaged(Hyper: type[Any], init: Callable[[Any, PyTree], State], step: Step) -> Algorithm:
     """Clients that take this step, and a server that averages all of its state."""
 
     def work(
@@ -108,7 +108,7 @@ def averaged(Hyper: Any, init: Callable[[Any, PyTree], State], step: Step) -> Al
         upload = moved._replace(steps=local.Counter(moved.steps))
         return local.weighted(shard, upload), memory, seen
 
-    return Algorithm(Hyper, init, no_memory, (Phase(send, work, merge),))
+    return Algorithm(Hyper=Hyper, init=init, phases=(Phase(send, work, merge),))
 
 
 def sgdm(damping: Literal["off", "on"] = "off") -> Algorithm:
@@ -157,7 +157,14 @@ def adam() -> Algorithm:
     return averaged(Adam, init, step)
 
 
-variants = {"mfl-sgdm": sgdm, "mfl-adam": adam, "mfl-adagrad": adagrad}
+PAPER = "Liu et al. 2020"
+variants = {
+    "mfl-sgdm": Variant(sgdm, "MFL", PAPER, "local SGDM, momentum averaged too", down=2, up=2),
+    "mfl-adam": Variant(adam, "MFL+Adam", f"after {PAPER}", "local Adam, averaged", down=3, up=3),
+    "mfl-adagrad": Variant(
+        adagrad, "MFL+AdaGrad", f"after {PAPER}", "local AdaGrad, averaged", down=2, up=2
+    ),
+}
 reductions = [
     Reduction(
         "mfl-sgdm",

@@ -49,9 +49,10 @@ from typing import Any, Literal, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from fedda.algorithms import Reduction
+from fedda.algorithms import fedavg, fedlin
+from fedda.algorithms.registry import Reduction, Variant
 from fedda.core import local, tree
-from fedda.core.algorithm import Algorithm, Decay, Phase, Positive, Seen, no_memory, nothing_seen
+from fedda.core.algorithm import Algorithm, Decay, Phase, Positive, Seen
 from fedda.core.task import Batch, Task
 from fedda.core.tree import PyTree
 from fedda.data.federation import Shard
@@ -86,7 +87,7 @@ class Statistics(NamedTuple):
 class Base(NamedTuple):
     """A base optimiser."""
 
-    Hyper: Any
+    Hyper: type[Any]
     start: Callable[[PyTree], Statistics]
     direction: Callable[[Any, PyTree, Statistics], PyTree]  # U
     track: Callable[[Any, PyTree, Statistics], Statistics]  # V
@@ -105,10 +106,6 @@ class Upload(NamedTuple):
 
 def send(hp: Any, state: State) -> State:
     return state
-
-
-def send_params(hp: Any, state: State) -> PyTree:
-    return state.params
 
 
 def mimelite(base: Base) -> Algorithm:
@@ -133,18 +130,12 @@ def mimelite(base: Base) -> Algorithm:
         params = tree.axpy(hp.server_lr, upload.moved, state.params)
         return State(params, base.track(hp, upload.gradient, state.statistics))
 
-    return Algorithm(base.Hyper, init, no_memory, (Phase(send, work, merge),))
+    return Algorithm(Hyper=base.Hyper, init=init, phases=(Phase(send, work, merge),))
 
 
 def mime(base: Base) -> Algorithm:
     def init(hp: Any, params: PyTree) -> State:
         return State(params, base.start(params), tree.zeros_like(params))
-
-    def measure(
-        hp: Any, task: Task, params: PyTree, memory: PyTree, shard: Shard, key: Array
-    ) -> tuple[local.Weighted, PyTree, Seen]:
-        gradient = task.full_gradient(params, shard, key)
-        return local.weighted(shard, gradient), memory, nothing_seen()
 
     def keep(hp: Any, state: State, total: local.Weighted) -> State:
         return state._replace(gradient=local.mean(total))
@@ -168,8 +159,8 @@ def mime(base: Base) -> Algorithm:
         statistics = base.track(hp, state.gradient, state.statistics)
         return State(params, statistics, state.gradient)
 
-    phases = Phase(send_params, measure, keep), Phase(send, work, merge)
-    return Algorithm(base.Hyper, init, no_memory, phases)
+    phases = (Phase(fedavg.send, fedlin.measure, keep), Phase(send, work, merge))
+    return Algorithm(Hyper=base.Hyper, init=init, phases=phases)
 
 
 Denominator = Literal["fresh", "frozen"]
@@ -258,13 +249,14 @@ def mime_adagrad(denominator: Denominator = "fresh") -> Algorithm:
     return mime(adagrad(denominator))
 
 
+PAPER = "Karimireddy et al. 2021"
+LITE, FULL = "server's frozen state in local steps", "MimeLite on gradients corrected for drift"
 variants = {
-    "mimelite-sgdm": mimelite_sgdm,
-    "mimelite-adam": mimelite_adam,
-    "mimelite-adagrad": mimelite_adagrad,
-    "mime-sgdm": mime_sgdm,
-    "mime-adam": mime_adam,
-    "mime-adagrad": mime_adagrad,
+    "mimelite-sgdm": Variant(mimelite_sgdm, "MimeLite+SGDM", PAPER, LITE, down=2, up=2),
+    "mimelite-adam": Variant(mimelite_adam, "MimeLite+Adam", PAPER, LITE, down=3, up=2),
+    "mimelite-adagrad": Variant(mimelite_adagrad, "MimeLite+AdaGrad", PAPER, LITE, down=2, up=2),
+    "mime-sgdm": Variant(mime_sgdm, "Mime+SGDM", PAPER, FULL, down=4, up=2, unbiased=True),
+    "mime-adam": Variant(mime_adam, "Mime+Adam", PAPER, FULL, down=5, up=2, unbiased=True),
+    "mime-adagrad": Variant(mime_adagrad, "Mime+AdaGrad", PAPER, FULL, down=4, up=2, unbiased=True),
 }
-unbiased = ("mime-sgdm", "mime-adam", "mime-adagrad")
 reductions = [Reduction("mimelite-sgdm", {"beta": 0.0}, "fedavg")]

@@ -44,6 +44,7 @@ from typing import Literal, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
+from fedda.algorithms.registry import Variant
 from fedda.core import local, tree
 from fedda.core.algorithm import Algorithm, Phase, Positive, Seen
 from fedda.core.task import Batch, Task
@@ -142,8 +143,11 @@ def merge(hp: Hyper, state: State, total: Upload) -> State:
 def make(control: Control = "II", weighting: Weighting = "examples") -> Algorithm:
     """SCAFFOLD (Karimireddy et al. 2020): control variates cancel the drift of local steps."""
     chosen = partial(work, control=control, weighting=weighting)
-    return Algorithm(Hyper, init, memory, (Phase(send, chosen, merge),))
+    return Algorithm(Hyper=Hyper, init=init, memory=memory, phases=(Phase(send, chosen, merge),))
 
 
-variants = {"scaffold": make}
-unbiased = ("scaffold",)
+variants = {
+    "scaffold": Variant(
+        make, "SCAFFOLD", "Karimireddy et al. 2020", "control variates", down=2, up=2, unbiased=True
+    )
+}

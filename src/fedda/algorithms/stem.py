@@ -33,16 +33,15 @@ Communication, in models: 2 down, 2 up.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
 
-from fedda.algorithms import Reduction
+from fedda.algorithms.registry import Reduction, Variant
 from fedda.core import local, tree
-from fedda.core.algorithm import Algorithm, Domain, NonNegative, Phase, Positive, Seen, no_memory
+from fedda.core.algorithm import Algorithm, Domain, NonNegative, Phase, Positive, Seen
 from fedda.core.task import Batch, Task
 from fedda.core.tree import PyTree
 from fedda.data.federation import Shard
@@ -116,8 +115,8 @@ def work(
         return Point(start.x, gradient, start.time + 1), seen
 
     first, batches = start.time == 0, task.batches(shard, key)
-    batches = replace(batches, steps=jnp.where(first, 0, batches.steps))
-    end = local.steps(step, start, batches, perhaps_none=True)
+    batches = batches._replace(steps=jnp.where(first, 0, batches.steps))
+    end = local.steps(step, start, batches, maybe_none=True)
     # A loop, since a choice between two results would compute both where runs train together.
     (x, direction, time), seen = lax.fori_loop(0, first.astype("int32"), begin, end)
     upload = Upload(tree.sub(x, start.x), direction, local.Counter(time - start.time))
@@ -141,10 +140,14 @@ def make(schedule: Literal["constant", "theory"] = "constant") -> Algorithm:
     """STEM (Khanduri et al. 2021): local STORM momentum, averaged with the models."""
     Hyper, rates = SCHEDULES[schedule]
     phase = Phase(send, partial(work, rates), partial(merge, rates))
-    return Algorithm(Hyper, init, no_memory, (phase,))
+    return Algorithm(Hyper=Hyper, init=init, phases=(phase,))
 
 
-variants = {"stem": make}
+variants = {
+    "stem": Variant(
+        make, "STEM", "Khanduri et al. 2021", "local STORM momentum, averaged", down=2, up=2
+    )
+}
 reductions = [
     Reduction(  # a schedule that stands still: eta = kappa / w^(1/3), a = c eta²
         "stem",

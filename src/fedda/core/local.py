@@ -1,4 +1,4 @@
-"""What a client may do: local steps, a gradient of all its examples, and a weighted upload."""
+"""Building blocks of a client's work: local steps, and uploads with their weights."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -15,8 +15,8 @@ from fedda.data.federation import Shard
 
 Carry = TypeVar("Carry")
 
-# Steps that an accelerator's program writes out one after another, where their number is known: XLA
-# then reads and writes the clients' weights less often. More would take long to compile.
+# How many steps an accelerator's program unrolls, where their number is known: XLA then reads and
+# writes the clients' weights less often. More would take long to compile.
 UNROLLED = 4
 
 
@@ -24,14 +24,23 @@ def steps(
     step: Callable[[Carry, Batch], tuple[Carry, Seen]],
     start: Carry,
     batches: Batches,
-    perhaps_none: bool = False,
+    maybe_none: bool = False,
 ) -> tuple[Carry, Seen]:
-    """Takes `step` on one batch after another and adds up what was seen.
+    """Take local steps, one on each batch.
 
     Where clients take unequal numbers of steps, `vmap` turns the loop into one that runs as long as
     the longest of them and freezes those that are done. The first step stands before the loop:
     there all clients still have the server's model, so that `vmap` computes with one model instead
-    of a copy for each. Only if there is `perhaps_none` to take is it in the loop too.
+    of a copy for each client.
+
+    Args:
+        step: `(carry, batch) -> (carry, seen)`, one local step.
+        start: The carry before the first step, such as the server's parameters.
+        batches: The client's batches, as `Task.batches` gives them.
+        maybe_none: Whether there may be no step to take. All steps are then in the loop.
+
+    Returns:
+        The carry after the last step, and the sum of what the steps saw.
     """
 
     def body(number: Array, loop: tuple[Carry, Seen]) -> tuple[Carry, Seen]:
@@ -39,7 +48,7 @@ def steps(
         carry, more = step(carry, batches.at(number))
         return carry, tree.add(seen, more)
 
-    if perhaps_none:
+    if maybe_none:
         _, seen = jax.eval_shape(step, start, batches.at(jnp.int32(0)))
         return lax.fori_loop(0, batches.steps, body, (start, tree.zeros_like(seen)))
     known = isinstance(batches.steps, int) and jax.default_backend() != "cpu"
@@ -48,14 +57,14 @@ def steps(
 
 
 class Weighted(NamedTuple):
-    """A sum and the weight that was summed with it, so that a lost client is simply absent."""
+    """A weighted sum and the sum of its weights, so that a lost client is simply absent."""
 
     sum: PyTree
     weight: PyTree  # a number
 
 
 class Counter(NamedTuple):
-    """A number in an upload that counts work, such as local steps, and holds no gradient.
+    """A number of an upload that counts work, such as local steps, and holds no gradient.
 
     Clipping and noise leave it alone: see `fedda.transforms.privacy` for what that reveals.
     """
@@ -64,27 +73,27 @@ class Counter(NamedTuple):
 
 
 def is_counter(part: Any) -> bool:
-    """For walks through an upload that stop at its counters."""
+    """Tell whether a part of an upload is a `Counter`: an `is_leaf` for `jax.tree.map`."""
     return isinstance(part, Counter)
 
 
 def without_counters(upload: PyTree) -> PyTree:
-    """The upload with nothing in place of its counters."""
+    """Return the upload with `()` in place of its counters."""
     return jax.tree.map(lambda part: () if is_counter(part) else part, upload, is_leaf=is_counter)
 
 
 def is_weighted(part: Any) -> bool:
-    """For walks through an upload that stop at its weighted parts."""
+    """Tell whether a part of an upload is `Weighted`: an `is_leaf` for `jax.tree.map`."""
     return isinstance(part, Weighted)
 
 
 def weighted(shard: Shard, upload: PyTree) -> Weighted:
-    """The upload times the client's number of examples, with that number."""
+    """Return an upload weighted by the client's number of examples."""
     return weighted_by(shard.count.astype(jnp.result_type(float)), upload)
 
 
 def weighted_by(weight: Array, upload: PyTree) -> Weighted:
-    """The upload times a weight, with that weight.
+    """Return an upload times a weight, together with that weight.
 
     The product has the default precision at least: in bfloat16 a weight of 257 would become 256.
     """
@@ -92,5 +101,5 @@ def weighted_by(weight: Array, upload: PyTree) -> Weighted:
 
 
 def mean(total: Weighted) -> PyTree:
-    """The weighted mean over the clients that took part."""
+    """Return the weighted mean over the clients that took part."""
     return tree.scale(1 / total.weight, total.sum)

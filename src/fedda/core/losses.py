@@ -1,4 +1,4 @@
-"""Losses and metrics: one number for each example of a batch, or two whose ratio counts."""
+"""Losses and metrics: one number for each example of a batch, or numerator and denominator."""
 
 from typing import Any
 
@@ -10,14 +10,14 @@ from fedda.errors import InputError
 
 
 def cross_entropy(logits: Array, labels: Array) -> Array:
-    """-log softmax(logits)[label]."""
+    """Return -log softmax(logits)[label] for each example."""
     log_probabilities = jax.nn.log_softmax(logits)
     return -jnp.take_along_axis(log_probabilities, labels[:, None], axis=-1)[:, 0]
 
 
 def squared_error(outputs: Array, targets: Array) -> Array:
-    """The mean over an example's outputs of (output - target)²."""
-    if outputs.shape != targets.shape:  # [n, 1] - [n] would be [n, n], without a word
+    """Return the mean over an example's outputs of (output - target)²."""
+    if outputs.shape != targets.shape:  # [n, 1] - [n] would silently be [n, n]
         raise InputError(
             "squared_error needs outputs and targets of one shape, got "
             f"{outputs.shape[1:]} and {targets.shape[1:]} an example."
@@ -27,12 +27,12 @@ def squared_error(outputs: Array, targets: Array) -> Array:
 
 
 def accuracy(logits: Array, labels: Any) -> Array:
-    """1 where the largest logit is the label's, else 0."""
+    """Return 1 where the largest logit is the label's, else 0."""
     return (jnp.argmax(logits, -1) == labels).astype(logits.dtype)
 
 
 def tag_cross_entropy(logits: Array, tags: Array) -> Array:
-    """The mean over all tags of the binary cross-entropy of having each or not.
+    """Return the binary cross-entropy of having a tag or not, averaged over all tags.
 
     A row of `tags` has the numbers of an example's tags; those past the last logit, such as
     padding, are ignored.
@@ -42,7 +42,7 @@ def tag_cross_entropy(logits: Array, tags: Array) -> Array:
 
 
 def recall_at_5(logits: Array, tags: Array) -> tuple[Array, Array]:
-    """How many of an example's tags have one of the five largest logits, and how many it has.
+    """Return the number of an example's tags among the five largest logits, and of all its tags.
 
     The ratio of their sums is the recall over many examples. Of equal logits the first is larger.
     """
@@ -53,7 +53,7 @@ def recall_at_5(logits: Array, tags: Array) -> tuple[Array, Array]:
 
 
 def _has(tags: Array, logits: Array) -> Array:
-    """Whether an example has a tag, for every example and tag; a tag may be named twice."""
+    """Tell whether an example has a tag, for every example and tag; a tag may be named twice."""
 
     def row(tags: Array) -> Array:
         return jnp.zeros(logits.shape[-1], bool).at[tags].set(True, mode="drop")

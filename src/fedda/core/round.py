@@ -10,25 +10,26 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 from jax.random import fold_in
 
 from fedda.core import tree
-from fedda.core.algorithm import Algorithm, Phase, Seen, nothing_seen
+from fedda.core.algorithm import Algorithm, Hyper, Phase, Seen, ServerState, nothing_seen
+from fedda.core.task import Task
 from fedda.core.tree import PyTree
+from fedda.data.federation import Shards
 
 
 class RoundInfo(NamedTuple):
-    """What a person wants to see of a round; the next round needs none of it."""
+    """Diagnostics of a round (not part of the optimiser state)."""
 
-    seen: Seen  # over the clients that counted, all phases together
-    nonfinite: Array  # uploads given weight 0 because an entry, or the loss, was not finite
-    skipped: Array  # whether the server kept its state, because the sum was unusable
+    seen: Seen  # sums over the clients that counted, in all phases together
+    nonfinite: Array  # uploads left out because an entry or the loss was not finite
+    skipped: Array  # 1 if the server kept its old state because the sum was unusable, else 0
 
 
 class _Contribution(NamedTuple):
-    """One client's part of a phase, or the sum of several."""
+    """One client's part in a phase, or the sum of several."""
 
     upload: PyTree
     seen: Seen
@@ -36,15 +37,15 @@ class _Contribution(NamedTuple):
     nonfinite: Array
 
 
-def _contribute(phase: Phase, task: Any, shared: PyTree, own: PyTree) -> tuple[PyTree, PyTree]:
-    """One client's part of a phase. An absent client's is exact zeros."""
+def _contribute(phase: Phase, task: Task, shared: PyTree, own: PyTree) -> tuple[PyTree, PyTree]:
+    """Return one client's contribution and its new memory. That of an absent client is zeros."""
     hp, message, shards, key = shared
     client, memory = own
     shard = shards.shard(client)
     sent, kept, seen = phase.work(hp, task, message, memory, shard, fold_in(key, client))
     present = shard.count > 0
-    upload = tree.widen(phase.opened(sent))  # so that narrow types do not saturate in the sum
-    part = _Contribution(upload, seen, present, jnp.asarray(False))
+    upload = tree.widen(phase.decoded(sent))  # so that narrow types do not saturate in the sum
+    part = _Contribution(upload, seen, counted=present, nonfinite=jnp.asarray(False))
     return _only_if(present, part), tree.where(present, kept, memory)
 
 
@@ -53,7 +54,7 @@ def _only_if(allowed: Array, part: _Contribution) -> _Contribution:
 
 
 def _add_up(parts: PyTree, kept: PyTree, own: PyTree) -> tuple[PyTree, PyTree]:
-    """The sum of many clients' parts, and what they keep. Non-finite uploads become exact zeros.
+    """Return the sum of many clients' parts, and their memories. Skip uploads that are not finite.
 
     A sum is finite only if all its terms are, for nothing cancels an infinity. So clients are
     looked at one by one only if it is not, and mostly their uploads are read but once.
@@ -71,7 +72,9 @@ def _add_up(parts: PyTree, kept: PyTree, own: PyTree) -> tuple[PyTree, PyTree]:
     return lax.cond(sound, lambda: (total, kept), without_nonfinite)
 
 
-def merged(phase: Phase, hp: Any, before: Any, state: Any, total: PyTree) -> Any:
+def merged(
+    phase: Phase, hp: Hyper, before: ServerState, state: ServerState, total: PyTree
+) -> ServerState:
     """Return the server's state after a phase, given the sum of the uploads.
 
     The server computes in single precision at least, and rounds to the types of the state `before`
@@ -84,80 +87,88 @@ def merged(phase: Phase, hp: Any, before: Any, state: Any, total: PyTree) -> Any
 
 def one_round(
     algorithm: Algorithm,
-    task: Any,
+    task: Task,
     sum_over_clients: Callable[..., tuple[PyTree, PyTree]],
-    hp: Any,
-    state: Any,
+    *,
+    hp: Hyper,
+    state: ServerState,
     memory: PyTree,
-    shards: Any,
+    shards: Shards,
     cohort: Array,
     key: Array,
     slots: Array | None = None,
-) -> tuple[Any, PyTree, RoundInfo]:
-    """Runs every phase of one round.
+) -> tuple[ServerState, PyTree, RoundInfo]:
+    """Run every phase of one round.
 
-    `sum_over_clients(work, add_up, shared, own)` maps `work(shared, one client's own)` over the
-    leading axis of `own`, and `add_up` makes one sum of the first results and keeps the second: how
-    that is laid out over chunks and devices is the simulator's business. Keys are folded by phase
-    and client id, never by position. `slots` are the rows of `memory` that belong to the cohort, if
-    they are not simply the clients' ids.
+    Args:
+        algorithm: The algorithm.
+        task: What is learnt, and how much local work a client does.
+        sum_over_clients: `(work, add_up, shared, own)` maps `work(shared, one client's own)` over
+            the leading axis of `own`; `add_up` makes one sum of the first results and keeps the
+            second. How that is laid out over chunks and devices is the simulator's business.
+        hp: The hyper-parameters.
+        state: The server's state.
+        memory: What clients keep, a row for each client.
+        shards: The clients' examples.
+        cohort: The ids of this round's clients.
+        key: The key of this round. It is folded by phase and client id, never by position.
+        slots: The rows of `memory` that belong to the cohort, if they are not the clients' ids.
+
+    Returns:
+        The new state, the new memory, and diagnostics.
     """
     before, usable = state, jnp.asarray(True)
     seen, nonfinite = nothing_seen(), jnp.int32(0)
-    visits = []
+    rows = cohort if slots is None else slots
+    # The barrier keeps a GPU's compiler from reading these rows again after they are written, for
+    # which it would copy the whole table.
+    own = old = lax.optimization_barrier(tree.take(memory, rows))
     for number, phase in enumerate(algorithm.phases):
-        clients = jnp.arange(shards.num_clients) if phase.everyone else cohort
         shared = (hp, phase.send(hp, state), shards, fold_in(key, number))
-        rows = clients if slots is None or phase.everyone else slots
-        # The barrier keeps a GPU's compiler from reading these rows again after they are written,
-        # for which it would copy the whole table.
-        old = lax.optimization_barrier(tree.take(memory, rows))
         work = partial(_contribute, phase, task)
-        total, new = sum_over_clients(work, _add_up, shared, (clients, old))
-        memory = tree.put(memory, rows, new)
-        visits.append((rows, old))
+        total, own = sum_over_clients(work, _add_up, shared, (cohort, own))
         state = merged(phase, hp, before, state, total.upload)
         usable &= (total.counted > 0) & tree.all_finite((total.upload, state))
-        seen = _seen_in_both(seen, total.seen)
+        seen = _add_seen(seen, total.seen)
         nonfinite += total.nonfinite
     # A round whose sum is unusable never happened: neither for the server nor for its clients.
     state = tree.where(usable, state, before)
-    for rows, old in reversed(visits):
-        nowhere = np.iinfo(rows.dtype).max  # what is put outside of a table is dropped
-        memory = tree.put(memory, jnp.where(usable, nowhere, rows), old)
-    return state, memory, RoundInfo(seen, nonfinite, (~usable).astype("int32"))
+    memory = tree.put(memory, rows, tree.where(usable, own, old))
+    return state, memory, RoundInfo(seen, nonfinite, skipped=(~usable).astype("int32"))
 
 
-def _seen_in_both(one: Seen, other: Seen) -> Seen:
-    """Of two phases, where one may have no metrics to tell of."""
+def _add_seen(one: Seen, other: Seen) -> Seen:
+    """Add up the statistics of two phases, of which one may have no metrics."""
     metrics = one.metrics or other.metrics
     if one.metrics and other.metrics:
         metrics = tree.add(one.metrics, other.metrics)
     return Seen(one.loss + other.loss, one.examples + other.examples, metrics)
 
 
-class Traffic(NamedTuple):
-    """Bytes of one round for one cohort, counted from the messages themselves."""
+def exchanges(
+    algorithm: Algorithm, task: Task, hp: Hyper, params: PyTree, shards: Shards
+) -> list[tuple[PyTree, PyTree]]:
+    """Return the shapes of the message and of one client's upload, for each phase of a round.
 
-    down: int
-    up: int
+    Nothing is computed.
+    """
+
+    def exchange(phase: Phase, hp: Hyper, params: PyTree, shards: Shards) -> tuple[PyTree, PyTree]:
+        message = phase.send(hp, algorithm.init(hp, params))
+        own, key = algorithm.memory(hp, params), jax.random.key(0)
+        return message, phase.work(hp, task, message, own, shards.shard(0), key)[0]
+
+    return [
+        jax.eval_shape(partial(exchange, phase), hp, params, shards) for phase in algorithm.phases
+    ]
 
 
 def traffic(
-    algorithm: Algorithm, task: Any, hp: Any, params: PyTree, shards: Any, cohort: int
-) -> Traffic:
-    """What one round sends: nothing is run, the shapes of the messages say it."""
-    down = up = 0
+    algorithm: Algorithm, task: Task, hp: Hyper, params: PyTree, shards: Shards
+) -> tuple[int, int]:
+    """Return the bytes that one client receives and sends in a round.
 
-    def exchange(phase: Phase, hp: Any, params: PyTree, shards: Any) -> tuple[PyTree, PyTree]:
-        message = phase.send(hp, algorithm.init(hp, params))
-        own = algorithm.memory(hp, params)
-        upload, _, _ = phase.work(hp, task, message, own, shards.shard(0), jax.random.key(0))
-        return message, upload
-
-    for phase in algorithm.phases:
-        message, upload = jax.eval_shape(partial(exchange, phase), hp, params, shards)
-        asked = shards.num_clients if phase.everyone else cohort
-        down += asked * tree.nbytes(message)
-        up += asked * tree.nbytes(upload)
-    return Traffic(down, up)
+    They are counted from the shapes of the messages themselves.
+    """
+    messages, uploads = zip(*exchanges(algorithm, task, hp, params, shards), strict=True)
+    return tree.nbytes(messages), tree.nbytes(uploads)

@@ -1,7 +1,6 @@
 """A task: a model, a loss for each example, metrics, and how much local work a client does."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -16,32 +15,38 @@ from fedda.core.tree import PyTree
 from fedda.data.federation import Shard, num_rows, take_rows
 from fedda.models import Model
 
-# (outputs, y) -> one number an example. A metric may give two, [n] each: what is reported is then
-# the sum of the first over the sum of the second, as in a recall.
+# (outputs, y) -> one number for each example. A metric may return two such arrays: it is then the
+# sum of the first over the sum of the second, as in a recall.
 ExampleWise = Callable[[Any, Any], Any]
 
 
 class Plan(NamedTuple):
-    """A client's work in one round: `amount` mini-batch steps or epochs, or one full-batch step."""
+    """A client's work in one round: `amount` mini-batch steps or epochs, or one full-batch step.
+
+    Attributes:
+        batch: The number of examples of a mini-batch.
+        amount: The number of steps or epochs.
+        unit: What `amount` counts; `full` stands for one step with all examples.
+    """
 
     batch: int
     amount: int = 1
     unit: Literal["steps", "epochs", "full"] = "steps"
 
     def full(self) -> "Plan":
-        """The plan of the rounds in which a client takes one step with all its examples."""
-        return Plan(self.batch, unit="full")
+        """Return the plan of rounds in which a client takes one step with all its examples."""
+        return Plan(batch=self.batch, unit="full")
 
 
 class Batch(NamedTuple):
-    """The examples of one step, as row numbers; several rows of numbers are taken one by one.
+    """The examples of one step, as row numbers; several parts are computed one after another.
 
     The key belongs to the batch, so two gradients on one batch share their noise.
     """
 
     shard: Shard
     rows: Array  # [parts, batch]
-    mask: Array  # [parts, batch]: which of them count
+    mask: Array  # [parts, batch]: which rows count
     key: Array
 
     @property
@@ -50,9 +55,8 @@ class Batch(NamedTuple):
         return self.mask.sum(dtype=jnp.result_type(float))
 
 
-@dataclass(frozen=True)
-class Batches:
-    """The batches of one client's round."""
+class Batches(NamedTuple):
+    """The batches of one client in a round."""
 
     steps: int | Array
     shard: Shard
@@ -61,34 +65,45 @@ class Batches:
     key: Array
 
     def at(self, step: Array) -> Batch:
+        """Return the batch of a local step."""
         key = random.fold_in(self.key, step)
-        return Batch(self.shard, self.rows[step], self.mask[step], key)
+        return Batch(self.shard, rows=self.rows[step], mask=self.mask[step], key=key)
 
 
 class Task(NamedTuple):
-    """What is learnt, and how: hashable, so that one compiled program serves equal tasks."""
+    """What is learnt, and how: hashable, so that one compiled program serves equal tasks.
+
+    Attributes:
+        model: The model.
+        loss: `(outputs, y) ->` one number for each example.
+        plan: How much local work a client does in a round.
+        metrics: What an evaluation reports besides the loss.
+        reduction: Whether a step takes the mean or the sum of the losses of its mini-batch.
+        train_metrics: What local steps report besides the loss.
+    """
 
     model: Model
     loss: ExampleWise
     plan: Plan
     metrics: tuple[ExampleWise, ...] = ()
-    reduction: Literal["mean", "sum"] = "mean"  # of the losses of a mini-batch
-    train_metrics: tuple[ExampleWise, ...] = ()  # what local steps tell besides the loss
+    reduction: Literal["mean", "sum"] = "mean"
+    train_metrics: tuple[ExampleWise, ...] = ()
 
     def whole(self, shard: Shard, key: Array) -> Batch:
-        """All of a client's examples as one batch, taken in parts of a mini-batch's size.
+        """Return all examples of a client as one batch, in parts of a mini-batch's size.
 
-        Its noise is its own, also where `batches` is given the same key.
+        Its noise differs from that of `batches`, even with the same key.
         """
         size = self.plan.batch
         rows = jnp.arange(_round_up(shard.max_count, size), dtype=shard.count.dtype)
         mask = rows < shard.count
         rows = jnp.where(mask, rows, 0)  # masked slots read the client's own first example
         noise_key = random.fold_in(key, 2)  # `batches` splits 0 and 1 off the same key
-        return Batch(shard, rows.reshape(-1, size), mask.reshape(-1, size), noise_key)
+        rows, mask = rows.reshape(-1, size), mask.reshape(-1, size)
+        return Batch(shard, rows=rows, mask=mask, key=noise_key)
 
     def batches(self, shard: Shard, key: Array) -> Batches:
-        """The client's batches: shuffled anew every epoch, cut after the epochs were joined.
+        """Draw a client's batches: every epoch is shuffled, and the joined epochs are cut.
 
         Batches therefore straddle epochs. A number of epochs may end in a short batch; a number of
         steps never does, as the stream of epochs goes on. Nothing here depends on the other
@@ -96,27 +111,26 @@ class Task(NamedTuple):
         """
         order_key, noise_key = random.split(key)
         size, amount, unit = self.plan
+        steps: int | Array = amount
         if unit == "full":
-            batch = self.whole(shard, noise_key)
-            return Batches(1, shard, batch.rows[None], batch.mask[None], noise_key)
-        epochs = unit == "epochs"
-        used = amount * (shard.count if epochs else size)
-        if epochs and amount == 1:
+            rows, mask = (part[None] for part in self.whole(shard, noise_key)[1:3])
+            return Batches(1, shard, rows=rows, mask=mask, key=noise_key)
+        used: int | Array = amount * size
+        room = amount * size
+        if unit == "epochs":
+            used, room = amount * shard.count, amount * shard.max_count
+            steps = -(-(room if shard.even else used) // size)
+        if unit == "epochs" and amount == 1:
             rows = shuffled(order_key, shard, size)
         else:
-            rows = shuffled_epochs(
-                order_key, shard, amount * (shard.max_count if epochs else size), size
-            )
+            rows = shuffled_epochs(order_key, shard, room, size)
         mask = jnp.arange(rows.size, dtype=rows.dtype) < used
         rows = jnp.where(mask, rows, 0)  # masked slots read the client's own first example
-        rows, mask = (each.reshape(-1, 1, size) for each in (rows, mask))
-        steps: int | Array = amount
-        if epochs:
-            steps = -(-amount * (shard.max_count if shard.even else shard.count) // size)
-        return Batches(steps, shard, rows, mask, noise_key)
+        rows, mask = rows.reshape(-1, 1, size), mask.reshape(-1, 1, size)
+        return Batches(steps, shard, rows=rows, mask=mask, key=noise_key)
 
     def gradient(self, params: PyTree, batch: Batch) -> tuple[PyTree, Seen]:
-        """The gradient that a step on the batch takes, in training mode, and what was seen.
+        """Return the gradient of a step on this batch, in training mode, and its statistics.
 
         Under the reduction `mean` it is the mean gradient of the batch's examples. Under `sum` it
         is that mean times their number, but at most times the size of a mini-batch: a step with all
@@ -128,7 +142,7 @@ class Task(NamedTuple):
         return self._gradient(params, batch, times)
 
     def full_gradient(self, params: PyTree, shard: Shard, key: Array) -> PyTree:
-        """The gradient of all of a client's examples, in units that are the same for all clients.
+        """Return the gradient of all of a client's examples, in the same units for all clients.
 
         Under the reduction `mean` it is their mean gradient. Under `sum` it is `batch` times the
         mean, whatever the number of examples, so that a mean over clients weighted by their numbers
@@ -140,7 +154,10 @@ class Task(NamedTuple):
         return gradient
 
     def batch_share(self, batch: Batch) -> Array:
-        """What `gradient` takes of this batch, as a part of a whole mini-batch's: 1 for means."""
+        """Return the length of `gradient` on this batch relative to a whole mini-batch.
+
+        It is 1 under the reduction `mean`.
+        """
         if self.reduction == "mean":
             return jnp.ones(())
         return jnp.minimum(batch.examples, self.plan.batch) / self.plan.batch
@@ -155,52 +172,54 @@ class Task(NamedTuple):
         return gradient, Seen(loss, batch.examples, metrics)
 
     def mean_loss(self, params: PyTree, batch: Batch) -> Array:
-        """The mean loss of the batch's examples in training mode, without the penalty."""
+        """Return the mean loss of a batch in training mode, without the penalty."""
         loss, _ = self._sum_over_parts(lambda function: function, params, batch)
         return loss / jnp.maximum(batch.examples, 1)
 
     def _sum_over_parts(self, transform: Callable[[Any], Any], params: PyTree, batch: Batch) -> Any:
-        """`transform`ed sums of loss and metrics over the examples that count."""
+        """Apply `transform` to the sums of loss and metrics over the examples that count."""
 
         def sums(params: PyTree, rows: Array, mask: Array, key: Array) -> tuple[Array, Any]:
             x, y = batch.shard.rows(rows)
             outputs = self.outputs(params, x, key)
             loss = _sum(self.loss(outputs, y), mask)
-            return loss, tuple(_sums(each, outputs, y, mask) for each in self.train_metrics)
+            return loss, tuple(_sums(metric, outputs, y, mask) for metric in self.train_metrics)
 
         def part(number: Array | int) -> Any:
             key = random.fold_in(batch.key, number)
-            found = transform(sums)(params, batch.rows[number], batch.mask[number], key)
-            return tree.widen(found)
+            return tree.widen(transform(sums)(params, batch.rows[number], batch.mask[number], key))
 
         total = part(0)
         parts, size = batch.rows.shape
         if parts > 1:
             # The parts of a small client after its last example would add nothing but time.
-            own = parts if batch.shard.even else -(-batch.shard.count // size)
-            total = lax.fori_loop(1, own, lambda i, total: tree.add(total, part(i)), total)
+            needed = parts if batch.shard.even else -(-batch.shard.count // size)
+            total = lax.fori_loop(1, needed, lambda i, total: tree.add(total, part(i)), total)
         return total
 
     def outputs(self, params: PyTree, x: Any, key: Array) -> Any:
-        """The model's outputs in training mode."""
+        """Return the model's outputs in training mode."""
         if self.model.train is None:
             return self.model.apply(params, x)
         return self.model.train(params, x, key)
 
     @property
     def measures(self) -> dict[str, ExampleWise]:
-        """What an evaluation reports, by name."""
+        """The loss and the metrics of an evaluation, by name."""
         return {"loss": self.loss} | {metric.__name__: metric for metric in self.metrics}
 
     def evaluate(self, params: PyTree, x: Any, y: Any, batch: int = 512) -> dict[str, Array]:
-        """Means over all examples of the loss and of every metric, in evaluation mode."""
+        """Return the means of the loss and the metrics over all examples, in evaluation mode."""
         sums = self.sums(params, x, y, num_rows(y), batch)
         return {name: above / below for name, (above, below) in sums.items()}
 
     def sums(
         self, params: PyTree, x: Any, y: Any, examples: Array | int, batch: int = 512
     ) -> dict[str, tuple[Array, Array]]:
-        """What `evaluate` divides, over the first `examples` rows: parts of a set can be added."""
+        """Return the sums that `evaluate` divides, over the first `examples` rows.
+
+        The sums of parts of a test set can be added.
+        """
         batch = min(batch, num_rows(y))
 
         def part(first: Array) -> dict[str, tuple[Array, Array]]:
@@ -220,14 +239,14 @@ def _sum(values: Array, counts: Array) -> Array:
 
 
 def _sums(measure: ExampleWise, outputs: Any, y: Any, counts: Array) -> tuple[Array, Array]:
-    """What a measure's mean over the examples that count is made of."""
+    """Return numerator and denominator of a measure's mean over the examples that count."""
     values = measure(outputs, y)
     above, below = values if isinstance(values, tuple) else (values, jnp.ones(counts.shape))
     return _sum(above, counts), _sum(below, counts)
 
 
 def shuffled(key: Array, shard: Shard, multiple: int) -> Array:
-    """The first of the `shuffled_epochs`, three times as fast, and any numbers after it."""
+    """Return the first of the `shuffled_epochs`, three times as fast, padded with any numbers."""
     slots = jnp.arange(_round_up(shard.max_count, multiple), dtype=shard.count.dtype)
     bits = random.bits(key, slots.shape)
     last = jnp.asarray(np.iinfo(bits.dtype).max, bits.dtype)  # and the sort is stable
@@ -236,7 +255,7 @@ def shuffled(key: Array, shard: Shard, multiple: int) -> Array:
 
 
 def shuffled_epochs(key: Array, shard: Shard, length: int, multiple: int) -> Array:
-    """At least `length` row numbers of a client: epochs, each a fresh permutation of its examples.
+    """Return at least `length` row numbers of a client: epochs, each a new permutation.
 
     Sorting random bits within each epoch permutes all epochs at once, whatever the client's size.
     There are enough slots to complete the last epoch that is used, so that the permutations do not

@@ -74,18 +74,17 @@ def zeros_like(x: PyTree) -> PyTree:
 
 
 def where(condition: Array, x: PyTree, y: PyTree) -> PyTree:
-    """All of `x` if the scalar `condition` holds, else all of `y`."""
+    """Return all of `x` if the scalar `condition` holds, else all of `y`."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), x, y)
 
 
 def sum_leading(x: PyTree) -> PyTree:
-    """The sum over the leading axis (integers and booleans are counted as int32)."""
-    return jax.tree.map(
-        lambda leaf: leaf.sum(
-            0, dtype=None if jnp.issubdtype(leaf.dtype, jnp.inexact) else "int32"
-        ),
-        x,
-    )
+    """Return the sum over the leading axis (integers and booleans are counted as int32)."""
+
+    def total(leaf: Array) -> Array:
+        return leaf.sum(0, dtype=None if jnp.issubdtype(leaf.dtype, jnp.inexact) else "int32")
+
+    return jax.tree.map(total, x)
 
 
 def take(table: PyTree, rows: Array) -> PyTree:
@@ -97,28 +96,26 @@ def put(table: PyTree, rows: Array, values: PyTree) -> PyTree:
 
 
 def all_finite(x: PyTree) -> Array:
-    """Whether no number of `x` is infinite or NaN."""
+    """Tell whether no number of `x` is infinite or NaN."""
     finite = [jnp.isfinite(leaf).ravel() for leaf in jax.tree.leaves(x)]
     # All but the largest in one go: on a GPU it is the number of reductions that takes time.
-    small = [leaf for leaf in finite if leaf.size < 1_000_000]
-    groups = [leaf for leaf in finite if leaf.size >= 1_000_000]
-    if small:
-        groups.append(jnp.concatenate(small))
-    return jnp.all(jnp.stack([jnp.all(group) for group in groups] or [jnp.asarray(True)]))
+    small = [jnp.ones(1, bool), *(leaf for leaf in finite if leaf.size < 1_000_000)]
+    groups = [jnp.concatenate(small), *(leaf for leaf in finite if leaf.size >= 1_000_000)]
+    return jnp.all(jnp.stack([jnp.all(group) for group in groups]))
 
 
 def size(x: PyTree) -> int:
-    """The number of numbers in `x`."""
+    """Return the number of entries of all arrays of `x`."""
     return sum(leaf.size for leaf in jax.tree.leaves(x))
 
 
 def nbytes(x: PyTree) -> int:
-    """The bytes of `x` on the wire; works on shapes as on arrays."""
+    """Return the bytes of all arrays of `x`; works on shapes as on arrays."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(x))
 
 
 def types(name: str, x: PyTree) -> dict[str, str]:
-    """The type and shape of every leaf of the tree of this name; works on shapes as on arrays."""
+    """Return the type and shape of every leaf by its path below `name`; works on shapes too."""
     return {
         name + jax.tree_util.keystr(path): f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"
         for path, leaf in jax.tree_util.tree_leaves_with_path(x)

@@ -245,4 +245,4 @@ def wide(dtype: Any) -> Any:
     return np.promote_types(dtype, jnp.result_type(float)) if floating else dtype
 
 
-_opened = jax.jit(lambda phase, sent: phase.opened(sent), static_argnums=0)
+_opened = jax.jit(lambda phase, sent: phase.decoded(sent), static_argnums=0)

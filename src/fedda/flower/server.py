@@ -169,15 +169,14 @@ class Server:
         state, counted, finite = self.state, dict(self.progress.counted), True
         loss = examples = 0.0
         for place, phase in enumerate(self.algorithm.phases):
-            asked = everyone if phase.everyone else cohort
-            orders = {client: self.order(place, client, counted) for client in asked}
+            orders = {client: self.order(place, client, counted) for client in cohort}
             total = self.aggregate(place, state, orders)
             after, usable = self.merge(phase, state, total.upload)
             if not usable:
                 total = self.without_culprits(phase, state, total)
                 after, usable = self.merge(phase, state, total.upload)
             if len(total.counted) < least:
-                raise AggregationError(f"{len(total.counted)} of {len(asked)} replies were valid")
+                raise AggregationError(f"{len(total.counted)} of {len(cohort)} replies were valid")
             state, finite = after, finite and usable
             counted |= {str(client): orders[client].serial for client in total.counted}
             loss += float(total.seen.loss)

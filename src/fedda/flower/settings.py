@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedda import api
-from fedda.core.algorithm import Algorithm, as_sent
+from fedda.core.algorithm import Algorithm
 from fedda.core.task import Task
 from fedda.core.tree import PyTree
 from fedda.errors import InputError, check_whole_number
-from fedda.transforms.privacy import only_summed
 
 MODULUS = 2**32  # of secure sums: the largest that Flower allows
 
@@ -149,8 +148,7 @@ def check(settings: Settings, algorithm: Algorithm) -> None:
             "most_norm and most_weight limit single uploads, which a server with secure "
             "aggregation does not see. Give most and most_weight of Secure instead."
         )
-    opened = [phase.opened for phase in algorithm.phases]
-    if settings.secure is not None and not {*opened} <= {as_sent, only_summed}:
+    if settings.secure is not None and any(phase.decode for phase in algorithm.phases):
         raise InputError(
             "compressed and bounded uploads are opened one by one, but a server with secure "
             "aggregation sees only their sum. Leave one of the two out."

@@ -15,18 +15,22 @@ from fedda.errors import InputError
 from fedda.models import Model
 from fedda.simulate.train import TOTALS, example
 
-# Examples that a loss is tried on: a prime, as hardly any model has that many outputs, which would
-# be taken for them.
+# The number of examples that a loss is tried on: a prime, as hardly any model has that many
+# outputs, which would be taken for examples.
 TRIED = 1009
 
 
-def _in_words(shape: tuple[int, ...] | str) -> str:
+def _readable(shape: tuple[int, ...] | str) -> str:
     """Return a shape, or a text about one, with `batch` for the number of examples tried."""
     return re.sub(rf"\b{TRIED}\b", "batch", str(shape))
 
 
 def check_measures(loss: Any, metrics: Any, test: Any) -> None:
-    """Refuses what is no loss or list of metrics, and metrics that a row has no room for."""
+    """Check that a loss and metrics are functions, with names that a row has room for.
+
+    Raises:
+        InputError: They are not, or there are metrics but no test set.
+    """
     if not callable(loss):
         raise InputError(
             f"loss must be a function such as fedda.losses.cross_entropy, got {loss!r}."
@@ -35,9 +39,9 @@ def check_measures(loss: Any, metrics: Any, test: Any) -> None:
         raise InputError("metrics must be a list of named functions, as def makes them.")
     if metrics and test is None:
         raise InputError("metrics are of the test set: give test=(x, y) too.")
-    names = [metric.__name__ for metric in metrics]
+    names = ["round", "train_loss", "loss", *TOTALS, *(metric.__name__ for metric in metrics)]
     for name in names:
-        if names.count(name) > 1 or name in ("round", "train_loss", "loss", *TOTALS):
+        if names.count(name) > 1:
             raise InputError(f"the metric name {name!r} is taken: rename the function.")
 
 
@@ -48,13 +52,17 @@ def check_problem(
     shards: Shards | Feed,
     test: tuple[Any, Any] | None,
 ) -> None:
-    """Refuses what would fail deep inside a compiled program, or give wrong numbers in silence."""
+    """Check that model, loss, metrics and data fit together. Nothing is computed.
+
+    Raises:
+        InputError: Something would fail inside a compiled program, or give wrong numbers silently.
+    """
     like = example(shards)
     if test is not None:
         if num_rows(test) == 0:
             raise InputError("the test set must hold at least one example, got none.")
         check_shapes(test, (like.x, like.y), "the test set")
-    some = jax.eval_shape(lambda shard: shard.rows(jnp.zeros(TRIED, "int32")), like.shard(0))
+    x, y = jax.eval_shape(lambda shard: shard.rows(jnp.zeros(TRIED, "int32")), like.shard(0))
     params = model.shapes()
     kinds = {leaf.dtype.name for leaf in jax.tree.leaves(params)}
     if not kinds or not kinds <= {"bfloat16", "float16", "float32", "float64"}:
@@ -63,33 +71,33 @@ def check_problem(
             f"{', '.join(sorted(kinds)) or 'none'}."
         )
     try:
-        outputs = jax.eval_shape(model.apply, params, some[0])
+        outputs = jax.eval_shape(model.apply, params, x)
     except Exception as error:  # whatever the user's function raises
-        shapes = jax.tree.map(lambda leaf: leaf.shape[1:], some[0])
+        shapes = jax.tree.map(lambda leaf: leaf.shape[1:], x)
         # Flax and JAX print the shape of the batch, whose size no user has chosen.
-        why = _in_words(str(error)).rstrip(".")
         raise InputError(
-            f"the model cannot be applied to examples of shape {shapes}: {why}. Give examples of "
-            "the shape that the model expects, or a model for this shape."
+            f"the model cannot be applied to examples of shape {shapes}: "
+            f"{_readable(str(error)).rstrip('.')}. Give examples of the shape that the model "
+            "expects, or a model for this shape."
         ) from error
     if loss is cross_entropy and isinstance(shards, Shards):
         check_labels(shards, outputs.shape[-1], test)
     for measure in (loss, *metrics):
         name = getattr(measure, "__name__", "loss")
-        got = jax.eval_shape(measure, outputs, some[1])
-        ratio = isinstance(got, tuple) and measure is not loss  # of two sums
-        for numbers in got if ratio else [got]:
-            shape = getattr(numbers, "shape", None)
+        result = jax.eval_shape(measure, outputs, y)
+        ratio = isinstance(result, tuple) and measure is not loss  # numerator and denominator
+        for values in result if ratio else [result]:
+            shape = getattr(values, "shape", None)
             if shape != (TRIED,):
-                found = type(numbers).__name__ if shape is None else f"shape {_in_words(shape)}"
-                of_one = jax.tree.map(lambda leaf: leaf.shape[1:], (outputs, some[1]))
+                got = type(values).__name__ if shape is None else f"shape {_readable(shape)}"
+                shapes = jax.tree.map(lambda leaf: leaf.shape[1:], (outputs, y))
                 raise InputError(
                     f"{name} must give one number an example, so an array of shape (batch,), got "
-                    f"{found}. The outputs and the label of one have the shapes {of_one}: average "
+                    f"{got}. The outputs and the label of one have the shapes {shapes}: average "
                     "over outputs, if at all, and not over examples."
                 )
-        if measure is loss and not jnp.issubdtype(got.dtype, jnp.floating):
+        if measure is loss and not jnp.issubdtype(result.dtype, jnp.floating):
             raise InputError(
-                f"{name} must give floating-point numbers, got {got.dtype}, which has no gradient: "
-                "nothing would be learnt. Use it as a metric, and a differentiable loss."
+                f"{name} must give floating-point numbers, got {result.dtype}, which has no "
+                "gradient: nothing would be learnt. Use it as a metric, and a differentiable loss."
             )

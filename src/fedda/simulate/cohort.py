@@ -1,4 +1,4 @@
-"""A cohort: who is in it, and how its work is laid out over chunks and devices."""
+"""Cohorts: how they are drawn, and how their work is laid out over chunks and devices."""
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, PartitionSpec
 
@@ -14,23 +14,33 @@ from fedda.core import tree
 from fedda.core.task import Plan
 from fedda.core.tree import PyTree
 
-# What a core has of fast memory, in bytes: clients that take more together are slower than the same
+# The fast memory of a core, in bytes: clients that take more together are slower than the same
 # clients one after another, whose products are larger ones.
 CPU_CACHE = 1.6e6
 
-# What a step costs besides its clients, in clients: to launch it, and to reach the width that the
+# The cost of a step besides its clients, in clients: to launch it, and to reach the width that the
 # hardware wants.
 OVERHEAD = {"cpu": 0.25, "gpu": 4.0}
 
 
 def draw_cohort(seed: int, round_number: int, population: int, size: int) -> np.ndarray:
-    """The clients of a round, uniformly without replacement, independent of all other rounds."""
+    """Draw the clients of a round, uniformly without replacement, independently of other rounds.
+
+    Args:
+        seed: The seed of the run.
+        round_number: The round; the first is 0.
+        population: The number of clients to draw from.
+        size: The number of clients to draw.
+
+    Returns:
+        The ids of the clients.
+    """
     rng = np.random.default_rng((seed, round_number))
     return rng.choice(population, size, replace=False).astype(np.int32)
 
 
 def fedopt_cohort(seed: int, round_number: int, population: int, size: int) -> np.ndarray:
-    """The clients that FedOpt's experiments (Reddi et al., 2021) draw in the round of this number.
+    """Draw the clients that the experiments of FedOpt (Reddi et al., 2021) draw in this round.
 
     A Lehmer generator makes one seed for each round out of the experiment's. FedOpt draws client
     ids out of a list sorted as text: the positions here are positions in that list. The draw
@@ -43,15 +53,14 @@ def fedopt_cohort(seed: int, round_number: int, population: int, size: int) -> n
 
 
 def _tff21_cohort(seed: int, round_number: int, population: int, size: int) -> np.ndarray:
-    """The same sequence, one round on: this simulation loop numbers its first round 1."""
+    """Draw the same sequence, one round later: this simulation loop calls its first round 1."""
     return fedopt_cohort(seed, round_number + 1, population, size)
 
 
 Sampler = Callable[[int, int, int, int], np.ndarray]
 
-# How a run draws its cohorts, from its seed, the round (the first is 0), how many clients there are
-# and how many are asked. "fedopt" is what the paper's own loop of 2020 draws, "tff21" what the
-# simulation loop of TensorFlow Federated in 2021 draws.
+# The ways to draw cohorts. "fedopt" is that of the paper's own loop of 2020, "tff21" that of the
+# simulation loop of TensorFlow Federated in 2021.
 SAMPLERS: dict[str, Sampler] = {
     "uniform": draw_cohort,
     "fedopt": fedopt_cohort,
@@ -60,13 +69,18 @@ SAMPLERS: dict[str, Sampler] = {
 
 
 class Layout(NamedTuple):
-    """How a cohort is laid out; results depend on it only by rounding."""
+    """How a cohort is laid out; results depend on it only by rounding.
 
-    chunk: int | None = None  # clients worked on together; None: all that are on one device
-    mesh: Mesh | None = None  # devices with one axis "clients"; None: one device
+    Attributes:
+        chunk: How many clients a device works on together; `None` for all of its clients.
+        mesh: The devices, with one axis "clients"; `None` for one device.
+    """
+
+    chunk: int | None = None
+    mesh: Mesh | None = None
 
     def places(self, clients: int) -> tuple[int, int, int]:
-        """The devices, the chunks of each, and the places in a chunk, for so many clients."""
+        """Return the number of devices, of chunks on each, and of clients in a chunk."""
         devices = 1 if self.mesh is None else self.mesh.size
         share = -(-clients // devices)
         chunk = min(self.chunk or share, share)
@@ -74,7 +88,7 @@ class Layout(NamedTuple):
 
 
 def arrange(cohort: np.ndarray, count: np.ndarray, layout: Layout) -> np.ndarray:
-    """The cohort with clients of like size in a chunk, and as many large ones on each device.
+    """Order a cohort so that a chunk has clients of similar size, and devices have equal work.
 
     Clients that are worked on together take as long as the largest of them.
     """
@@ -87,7 +101,7 @@ def arrange(cohort: np.ndarray, count: np.ndarray, layout: Layout) -> np.ndarray
 
 
 class Work(NamedTuple):
-    """What clients do in one round, each by itself."""
+    """The local work of clients in one round, an entry for each client."""
 
     examples: np.ndarray  # that count
     batches: np.ndarray  # that hold them
@@ -95,7 +109,7 @@ class Work(NamedTuple):
 
 
 def work_of(plan: Plan, count: np.ndarray) -> Work:
-    """The work of clients with so many examples."""
+    """Return the work of clients with these numbers of examples."""
     count = np.asarray(count, np.int64)
     if plan.unit == "steps":
         examples = plan.amount * plan.batch * (count > 0)
@@ -103,39 +117,45 @@ def work_of(plan: Plan, count: np.ndarray) -> Work:
     else:
         examples = plan.amount * count if plan.unit == "epochs" else count
         computed = np.maximum(-(-examples // plan.batch), 1)
-    return Work(examples, -(-examples // plan.batch), computed)
+    return Work(examples, batches=-(-examples // plan.batch), computed=computed)
 
 
 def padding(
     layout: Layout, rounds: Iterable[tuple[np.ndarray, Plan]], count: np.ndarray
 ) -> dict[str, float]:
-    """The share of the computed examples that do not count, over rounds of (cohort, plan).
+    """Return the share of the computed examples that do not count.
 
-    Some fill up a client's last batch. The rest, which is told apart as `unequal_clients`, are
+    Some fill up a client's last batch. The rest, also returned by itself as `unequal_clients`, are
     batches of clients that wait for the largest of their chunk, and of places that no client has.
+
+    Args:
+        layout: How cohorts are laid out.
+        rounds: Pairs of a cohort and its plan.
+        count: The number of examples of every client.
     """
-    examples = own = slots = computed = 0
+    examples = needed = slots = computed = 0
     for cohort, plan in rounds:
         devices, chunks, chunk = layout.places(len(cohort))
-        work = work_of(plan, count[arrange(cohort, count, layout)])
-        nobody = work_of(plan, np.zeros(devices * chunks * chunk - len(cohort)))
-        taken = np.concatenate([work.computed, nobody.computed]).reshape(-1, chunk).max(1)
-        batches = chunk * int(taken.sum())
+        sizes = np.zeros(devices * chunks * chunk, np.int64)  # 0 where there is no client
+        sizes[: len(cohort)] = count[arrange(cohort, count, layout)]
+        work = work_of(plan, sizes)
+        batches = chunk * int(work.computed.reshape(-1, chunk).max(1).sum())
         computed += batches
         slots += batches * plan.batch
         examples += int(work.examples.sum())
-        own += int(work.batches.sum())
-    return {"total": 1 - examples / slots, "unequal_clients": 1 - own / computed}
+        needed += int(work.batches.sum())
+    return {"total": 1 - examples / slots, "unequal_clients": 1 - needed / computed}
 
 
 def automatic_chunk(
     model_bytes: int, plan: Plan, count: np.ndarray, cohort: int, mesh: Mesh | None
 ) -> int:
-    """How many clients to work on together: a client's work holds its model some eight times.
+    """Choose how many clients to work on together.
 
-    On a CPU they should stay in a core's cache; an accelerator is to be filled, but not more than
-    half of it. Below that, a chunk is as large as pays off: a step of few clients costs more than
-    their share of a step of many, but small clients that are together with large ones wait.
+    A client's work holds its model some eight times. On a CPU the chunk should stay in a core's
+    cache; an accelerator is to be filled, but not more than half of it. Below that, a chunk is as
+    large as pays off: a step of few clients costs more than their share of a step of many, but
+    small clients that are together with large ones wait.
     """
     device = jax.devices()[0]
     room = CPU_CACHE
@@ -152,12 +172,12 @@ def automatic_chunk(
 
 
 def _sum_over_devices(parts: PyTree) -> PyTree:
-    """The sums of all devices added up, in one message of each type: each has its delay."""
+    """Add up the sums of all devices, in one message for each dtype: each has its delay."""
     leaves, structure = jax.tree.flatten(parts)
     for dtype in sorted({leaf.dtype for leaf in leaves}, key=str):
         places = [place for place, leaf in enumerate(leaves) if leaf.dtype == dtype]
-        flat, apart = ravel_pytree([leaves[place] for place in places])
-        for place, total in zip(places, apart(lax.psum(flat, "clients")), strict=True):
+        flat, restore = ravel_pytree([leaves[place] for place in places])
+        for place, total in zip(places, restore(lax.psum(flat, "clients")), strict=True):
             leaves[place] = total
     return jax.tree.unflatten(structure, leaves)
 
@@ -169,26 +189,25 @@ def sum_over_clients(
     shared: PyTree,
     own: PyTree,
 ) -> tuple[PyTree, PyTree]:
-    """Maps `work(shared, own[i])` over clients: the sum of the first results, all of the second.
+    """Map `work(shared, own[i])` over clients; return the sum of the first results, and the second.
 
-    Clients of a chunk are one vmap, and `add_up(first, second, own)` makes one sum of their first
-    results; chunks follow one another with a running sum; every device has its share of the cohort.
-    Slots that fill the last chunk ask an absent client.
+    The clients of a chunk are one vmap, and `add_up(first, second, own)` makes one sum of their
+    first results; chunks follow one another with a running sum; every device has its share of the
+    cohort. Places that fill the last chunk have an absent client.
     """
-    asked = jax.tree.leaves(own)[0].shape[0]
-    devices, chunks_each, chunk = layout.places(asked)
-    share = chunks_each * chunk
-    filler = devices * share - asked
     clients, memory = own
-    padded = (
-        jnp.pad(clients, (0, filler), constant_values=np.iinfo(clients.dtype).max),
-        jax.tree.map(
-            lambda leaf: jnp.pad(leaf, [(0, filler)] + [(0, 0)] * (leaf.ndim - 1)), memory
-        ),
-    )
+    count = clients.shape[0]
+    devices, chunks_each, chunk = layout.places(count)
+    share = chunks_each * chunk
+    filler = devices * share - count
+
+    def pad(leaf: Array, value: int = 0) -> Array:
+        return jnp.pad(leaf, [(0, filler)] + [(0, 0)] * (leaf.ndim - 1), constant_values=value)
+
+    padded = (pad(clients, np.iinfo(clients.dtype).max), jax.tree.map(pad, memory))
 
     @jax.jit  # so that it is traced once, though its shape is asked for before it is called
-    def together(shared: PyTree, own: PyTree) -> tuple[PyTree, PyTree]:
+    def one_chunk(shared: PyTree, own: PyTree) -> tuple[PyTree, PyTree]:
         if chunk == 1:  # XLA does better without an axis of one client
             one = work(shared, jax.tree.map(lambda leaf: leaf[0], own))
             parts, kept = jax.tree.map(lambda leaf: leaf[None], one)
@@ -196,32 +215,31 @@ def sum_over_clients(
             parts, kept = jax.vmap(work, (None, 0))(shared, own)
         return add_up(parts, kept, own)
 
-    def here(shared: PyTree, own: PyTree) -> tuple[PyTree, PyTree]:
-        chunks = jax.tree.map(lambda leaf: leaf.reshape(-1, chunk, *leaf.shape[1:]), own)
+    def one_device(shared: PyTree, own: PyTree) -> tuple[PyTree, PyTree]:
         if chunks_each == 1:
-            return together(shared, own)
-        shape, _ = jax.eval_shape(together, shared, tree.take(chunks, jnp.asarray(0)))
+            return one_chunk(shared, own)
+        chunks = jax.tree.map(lambda leaf: leaf.reshape(-1, chunk, *leaf.shape[1:]), own)
+        shape, _ = jax.eval_shape(one_chunk, shared, tree.take(chunks, jnp.asarray(0)))
         zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
 
         def body(total: PyTree, own: PyTree) -> tuple[PyTree, PyTree]:
-            part, kept = together(shared, own)
+            part, kept = one_chunk(shared, own)
             return tree.add(total, part), kept
 
         total, kept = lax.scan(body, zero, chunks)
         return total, jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), kept)
 
-    def everywhere(shared: PyTree, own: PyTree) -> tuple[PyTree, PyTree]:
+    def its_share(shared: PyTree, own: PyTree) -> tuple[PyTree, PyTree]:
         # Outside of this function all devices hold everything: what it gathers is gathered once.
         first = lax.axis_index("clients") * share
         own = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, first, share), own)
-        total, kept = here(shared, own)
+        total, kept = one_device(shared, own)
         return _sum_over_devices(total), lax.all_gather(kept, "clients", tiled=True)
 
-    if layout.mesh is None:
-        total, kept = here(shared, padded)
-    else:
-        whole = PartitionSpec()
-        total, kept = jax.shard_map(
-            everywhere, mesh=layout.mesh, in_specs=whole, out_specs=whole, check_vma=False
-        )(shared, padded)
-    return total, jax.tree.map(lambda leaf: leaf[:asked], kept)
+    whole, run = PartitionSpec(), one_device
+    if layout.mesh is not None:
+        run = jax.shard_map(
+            its_share, mesh=layout.mesh, in_specs=whole, out_specs=whole, check_vma=False
+        )
+    total, kept = run(shared, padded)
+    return total, jax.tree.map(lambda leaf: leaf[:count], kept)

@@ -1,4 +1,4 @@
-"""Devices: how many there are, what lies on which, and programs that are compiled only once.
+"""Devices: their number, the placement of arrays, and the cache of compiled programs.
 
 The command calls `start_up` before JAX looks for devices. The library leaves JAX as its user has
 set it up; it takes from here the mesh of a run and the placement of its arrays.
@@ -19,23 +19,23 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from fedda.core.tree import PyTree
 from fedda.errors import InputError
 
-# A device whose clients have little to do waits for the others before each sum. XLA takes more than
-# a minute of that for a deadlock if the devices are cores, and ends the process.
+# A device whose clients have little to do waits for the others before each sum. If the devices are
+# cores, XLA takes a wait of more than a minute for a deadlock, and ends the process.
 PATIENCE = {
     "xla_cpu_collective_call_warn_stuck_timeout_seconds": 600,
     "xla_cpu_collective_call_terminate_timeout_seconds": 1_000_000,
 }
 PATIENCE_BEFORE = (0, 13)  # releases of JAX that know these flags; XLA dies of one it does not know
 
-# The parameters, of all its clients together, that a device must have to train. With fewer, there
-# is little to gain: the devices wait for one another to add up their sums.
+# The number of parameters, of all its clients together, that makes a device worthwhile. With fewer,
+# there is little to gain: the devices wait for one another to add up their sums.
 WORTHWHILE = 10_000
 
 CACHE = "FEDDA_COMPILE_CACHE"  # in the environment: a folder for compiled programs, or "off"
 
 
 def start_up() -> None:
-    """Makes a device of every core, and keeps compiled programs on disk.
+    """Make a device of every core, and keep compiled programs on disk.
 
     What the user has set stays as it is, and so do the devices that JAX has already found.
     """
@@ -64,14 +64,14 @@ def start_up() -> None:
 
 
 def cores() -> int:
-    """The cores that this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def compiled_folder() -> Path | None:
-    """Where compiled programs are kept: in the user's cache folder, unless they say otherwise."""
+    """Return the folder of compiled programs: in the user's cache, unless the environment says."""
     wanted = os.environ.get(CACHE, "")
     if wanted == "off":
         return None
@@ -80,12 +80,12 @@ def compiled_folder() -> Path | None:
 
 
 def count() -> int:
-    """How many devices there are, in all processes together."""
+    """Return the number of devices of all processes together."""
     return len(jax.devices())
 
 
 def _processor() -> str:
-    """A name for this kind of processor: a program for another may use what this one lacks."""
+    """Return a name for this kind of processor: a program for another may use what it lacks."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         features = next(line for line in lines if line.startswith(("flags", "Features")))
@@ -95,11 +95,18 @@ def _processor() -> str:
 
 
 def mesh_for(asked: int | None, cohort: int, parameters: int) -> Mesh | None:
-    """The devices that share a cohort, whose models have so many parameters each.
+    """Return the devices that share a cohort; `None` stands for a single device.
 
-    None stands for a single device. If no number is asked for, there are at most as many as the
-    cohort has clients, each with enough to do. Several processes use all their devices, for each of
-    them has to take part.
+    Several processes use all their devices, for each of them has to take part.
+
+    Args:
+        asked: The number of devices. `None` for at most as many as the cohort has clients, each
+            with enough to do.
+        cohort: The number of clients of a cohort.
+        parameters: The number of parameters of the model.
+
+    Raises:
+        InputError: There are fewer devices, or several processes are to use only some.
     """
     found = jax.devices()
     if asked is not None and asked > len(found):
@@ -117,7 +124,7 @@ def mesh_for(asked: int | None, cohort: int, parameters: int) -> Mesh | None:
 
 
 def everywhere(tree: PyTree, mesh: Mesh | None) -> PyTree:
-    """The arrays of a tree, whole on every device of the mesh.
+    """Place the arrays of a tree on every device of the mesh, whole on each.
 
     Every process of a run gives the same arrays. Cores share them with the host: no copy is made.
     """
@@ -137,7 +144,7 @@ def everywhere(tree: PyTree, mesh: Mesh | None) -> PyTree:
 
 
 def here(tree: PyTree) -> PyTree:
-    """The arrays of a tree as this process has them, for work that it does on its own."""
+    """Return the arrays of a tree as this process has them, for work that it does alone."""
     return jax.tree.map(
         lambda leaf: leaf.addressable_data(0) if isinstance(leaf, jax.Array) else leaf, tree
     )

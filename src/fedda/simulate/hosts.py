@@ -1,223 +1,147 @@
 """Several processes that train one run, each on a machine with devices of its own.
 
-Process 0 listens where the others call. That line stays open: over it they make sure that all are
-about to do the same, and process 0, which alone reads and writes the run's directory, passes on
-what it has read. The numbers of the training go the way of `jax.distributed` instead: Gloo between
-processors, NCCL between GPUs. Neither asks who is there, so the network must be trusted.
+`jax.distributed` connects them, and carries the numbers of the training: Gloo between processors,
+NCCL between GPUs. Neither asks who is there, so the network must be trusted. Process 0 alone reads
+and writes the run's directory, and passes on what it has read.
 """
 
 import json
 import os
-import select
+import re
 import signal
-import socket
 import sys
-import time
+import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple, TypeVar
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import jax
+import numpy as np
+from jax.experimental.multihost_utils import process_allgather
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedda.errors import InputError
-from fedda.storage import interrupts
 
 T = TypeVar("T")
 
 
-class _Line(NamedTuple):
-    """Open connections: those of process 0 to all others, or that of another to process 0."""
-
-    process: int
-    processes: int
-    peers: list[socket.socket]
-
-    def everyones(self, word: bytes) -> list[bytes]:
-        """What each of the processes says, once all have said something."""
-        if self.process == 0:
-            words = [word, *map(_receive, self.peers)]
-            for peer in self.peers:
-                for each in words:
-                    _send(peer, each)
-            return words
-        _send(self.peers[0], word)
-        return [_receive(self.peers[0]) for _ in range(self.processes)]
-
-
-_line: _Line | None = None
-
-
 def join(coordinator: str, processes: int, process: int, plan: dict[str, Any], wait: float) -> None:
-    """Makes this process one of several; returns once all are there and have the same plan.
+    """Make this process one of several. Return once all are there and have the same plan.
 
-    They meet here first because JAX ends a process that waits for others in vain, with a stack
-    trace of its own, where nothing can be said about it.
+    Args:
+        coordinator: `HOST:PORT` at which process 0 listens.
+        processes: How many processes there are.
+        process: Which of them this is.
+        plan: What must be equal in all of them, such as the settings of the run.
+        wait: For how many seconds to wait for the others.
+
+    Raises:
+        InputError: An argument is wrong, or a process was given another plan.
     """
-    global _line
-    host, _, port = coordinator.rpartition(":")
-    if not host or not port.isdecimal():
+    if not re.fullmatch(r".+:\d+", coordinator):
         raise InputError(f"--coordinator must be HOST:PORT, of process 0, got {coordinator!r}.")
     if processes < 2 or not 0 <= process < processes:
         raise InputError(
             f"--processes must be at least 2 and --process below it, from 0, got {processes} and "
             f"{process}."
         )
-    meet = _await_others if process == 0 else _call
-    hello = _Hello(process, {"processes": processes} | plan)
-    address = (host.strip("[]"), int(port))
-    _line = _Line(process, processes, meet(address, hello, wait))
+
+    def give_up() -> None:
+        sys.stderr.write(
+            f"fedda: not all of {processes} processes came to {coordinator} within {wait:g} "
+            "seconds. Start each with the same command and its own --process, from 0, and check "
+            "that all of them can reach that address, which must be one of process 0.\n"
+        )
+        os._exit(2)
+
+    # JAX ends a process that waits in vain with a stack trace of its own: this comes before it.
+    deadline = threading.Timer(wait, give_up)
+    deadline.daemon = True
+    deadline.start()
     # Gloo prints to the standard output, which is for results.
     sys.stdout = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     jax.distributed.initialize(
-        coordinator, processes, process, coordinator_bind_address=coordinator
+        coordinator,
+        processes,
+        process,
+        initialization_timeout=int(wait) + 60,
+        coordinator_bind_address=coordinator,
     )
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # JAX would take note of it, and go on
-    jax.devices()  # which the processes tell one another: now, while all are waiting for it
+    first, *others = (
+        json.loads(data) for data in _from_all(json.dumps(plan | {"processes": processes}).encode())
+    )
+    deadline.cancel()
+    for number, other in enumerate(others, 1):
+        for name in first | other:
+            if (here := first.get(name, "nothing")) != (there := other.get(name, "nothing")):
+                raise InputError(
+                    f"process 0 was given {name} = {here}, but process {number} {there}. Start "
+                    "each with the same command and its own --process."
+                )
 
 
 def is_first() -> bool:
-    """Whether this process is the one that reads and writes files, and talks to people."""
-    return _line is None or _line.process == 0
+    """Tell whether this process reads and writes files, and prints."""
+    return not jax.distributed.is_initialized() or jax.process_index() == 0
 
 
 def agreed(function: Callable[[], T]) -> T:
-    """Calls the function in every process; if one of them is refused, all are."""
-    if _line is None:
+    """Call a function in every process. If one of them refuses its input, all raise an error."""
+    if not jax.distributed.is_initialized():
         return function()
     refusal = None
     try:
         result = function()
     except (InputError, OSError) as error:
         refusal = error
-    words = _line.everyones(str(refusal or "").encode())
+    messages = _from_all(str(refusal or "").encode())
     if refusal is not None:
         raise refusal
-    for process, word in enumerate(words):
-        if word:
-            raise InputError(f"process {process}: {word.decode()}")
+    for process, message in enumerate(messages):
+        if message:
+            raise InputError(f"process {process}: {message.decode()}")
     return result
 
 
 def from_first(function: Callable[[], bytes]) -> bytes:
-    """What the function gives in process 0, the only one to call it."""
-    if _line is None:
-        return function()
-    word = agreed(lambda: function() if is_first() else b"")
-    return _line.everyones(word)[0]
+    """Call a function in process 0, and return its result in all processes."""
+    data = agreed(lambda: function() if is_first() else b"")
+    return _from_all(data)[0] if jax.distributed.is_initialized() else data
+
+
+def _from_all(data: bytes) -> list[bytes]:
+    """Return the data of every process, once all have called this.
+
+    One device of each process takes part, as machines may have unequal numbers of devices.
+    """
+    devices = {device.process_index: device for device in jax.devices()}
+    mesh = Mesh([devices[number] for number in sorted(devices)], "processes")
+    split = NamedSharding(mesh, PartitionSpec("processes"))
+
+    def gathered(row: np.ndarray) -> np.ndarray:
+        rows = jax.make_array_from_process_local_data(split, row[None])
+        return process_allgather(rows, tiled=True)
+
+    sizes = gathered(np.array([len(data)], np.int32))[:, 0]
+    padded = np.zeros(sizes.max(), np.uint8)
+    padded[: len(data)] = np.frombuffer(data, np.uint8)
+    return [row[:size].tobytes() for row, size in zip(gathered(padded), sizes, strict=True)]
 
 
 @contextmanager
 def parting() -> Iterator[None]:
-    """Ends a process that fails at once: JAX would let it wait for the others, and them for it."""
+    """End a process that fails at once: JAX would let it wait for the others, and them for it."""
     try:
         yield
     except BaseException as error:
         code = error.code if isinstance(error, SystemExit) else 1
-        if _line is None or not code:
+        if not code or not jax.distributed.is_initialized():
             raise
         if not isinstance(error, SystemExit):
             traceback.print_exc()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code if isinstance(code, int) else 1)
-
-
-class _Hello(NamedTuple):
-    """What a process says when it calls."""
-
-    process: int
-    plan: dict[str, Any]
-
-
-def _await_others(address: tuple[str, int], own: _Hello, wait: float) -> list[socket.socket]:
-    until = time.monotonic() + wait
-    came: dict[int, socket.socket] = {}
-    everyone, trouble = range(1, own.plan["processes"]), ""
-    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-    with socket.create_server(address, family=family) as door, ExitStack() as if_in_vain:
-        while len(came) < len(everyone) and not trouble:
-            door.settimeout(max(until - time.monotonic(), 0.001))
-            try:
-                caller, _ = door.accept()
-            except TimeoutError:
-                missing = ", ".join(str(each) for each in everyone if each not in came)
-                trouble = (
-                    f"of {len(everyone) + 1} processes, number {missing} did not come within "
-                    f"{wait:g} seconds. Start each with the same command and its own --process."
-                )
-                break
-            if_in_vain.enter_context(caller)
-            caller.settimeout(5)
-            try:
-                other = _Hello(*json.loads(_receive(caller)))
-            except (OSError, ValueError, TypeError):  # someone else
-                caller.close()
-                continue
-            trouble = _difference(own, other)
-            if other.process in came:
-                trouble = f"two processes were started with --process {other.process}."
-                _send(caller, trouble.encode())
-            came.setdefault(other.process, caller)
-        for peer in came.values():
-            _send(peer, trouble.encode())
-            peer.settimeout(None)
-        if trouble:
-            raise InputError(trouble)
-        if_in_vain.pop_all()
-    return [came[number] for number in sorted(came)]
-
-
-def _difference(own: _Hello, other: _Hello) -> str:
-    """What keeps two processes from training one run."""
-    for name in own.plan | other.plan:
-        here, there = (each.plan.get(name, "nothing") for each in (own, other))
-        if here != there:
-            return (
-                f"process 0 was given {name} = {here}, but process {other.process} {there}. Start "
-                "each with the same command and its own --process."
-            )
-    return ""
-
-
-def _call(address: tuple[str, int], own: _Hello, wait: float) -> list[socket.socket]:
-    until = time.monotonic() + wait
-    while True:
-        try:
-            line = socket.create_connection(address, timeout=5)
-            break
-        except OSError as error:
-            if time.monotonic() > until:
-                raise InputError(
-                    f"process 0 did not answer at {address[0]}:{address[1]} within {wait:g} "
-                    f"seconds ({error}). Is it running, and can it be reached from here?"
-                ) from None
-            time.sleep(0.1)
-    _send(line, json.dumps(own).encode())
-    line.settimeout(2 * wait + 5)  # process 0 may wait for the rest, and then says what came of it
-    if trouble := _receive(line).decode():
-        line.close()
-        raise InputError(trouble)
-    line.settimeout(None)
-    return [line]
-
-
-def _send(peer: socket.socket, word: bytes) -> None:
-    peer.sendall(len(word).to_bytes(8, "big") + word)
-
-
-def _receive(peer: socket.socket) -> bytes:
-    return _exactly(peer, int.from_bytes(_exactly(peer, 8), "big"))
-
-
-def _exactly(peer: socket.socket, size: int) -> bytes:
-    got = bytearray()
-    while len(got) < size:
-        while peer.gettimeout() is None and not select.select([peer], [], [], 0.2)[0]:
-            interrupts.check()
-        part = peer.recv(min(size - len(got), 1 << 20))
-        if not part:
-            raise ConnectionError("another process of this run has ended. See what it says.")
-        got += part
-    return bytes(got)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedda.algorithms import plain
+from fedda.algorithms.registry import plain
 from fedda.core import tree
 from fedda.core.tree import PyTree
 from fedda.errors import InputError

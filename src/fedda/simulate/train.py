@@ -1,4 +1,4 @@
-"""The simulator: rounds between two evaluations are one compiled program."""
+"""The simulator: the rounds between two evaluations are one compiled program."""
 
 import itertools
 from collections import deque
@@ -12,10 +12,9 @@ import numpy as np
 from jax import Array, lax, random
 from jax.sharding import Mesh, PartitionSpec
 
-from fedda.core import round as core
 from fedda.core import tree
-from fedda.core.algorithm import Algorithm
-from fedda.core.round import Traffic
+from fedda.core.algorithm import Algorithm, Hyper, ServerState
+from fedda.core.round import one_round, traffic
 from fedda.core.task import Task
 from fedda.core.tree import PyTree
 from fedda.data.federation import Shards, num_rows, take_rows
@@ -27,16 +26,32 @@ from fedda.simulate.devices import everywhere
 from fedda.storage import interrupts
 
 LONGEST = 1000  # rounds of one program
-# How many programs of each kind stay in memory. On a CPU one takes up to 200 memory maps, and
-# Linux allows a process 65,530 of them.
-PROGRAMS = 64
-AVERAGED = 100  # of the last rounds: what the papers' results are means over
-Row = dict[str, Any]
+# How many programs stay in memory. On a CPU one takes up to 200 memory maps, and Linux allows a
+# process 65,530 of them.
+PROGRAMS = 192
+AVERAGED = 100  # rounds at the end of a run, over which the papers average their results
+Row = dict[str, Any]  # what is reported at an evaluation
 TOTALS = ("bytes_down", "bytes_up", "nonfinite_clients", "skipped_rounds")  # of a row, cumulative
 
 
 class Setup(NamedTuple):
-    """Everything that stays the same during a run, or during many runs trained together."""
+    """Everything that stays the same during a run, or during many runs trained together.
+
+    Attributes:
+        algorithm: The algorithm.
+        task: What is learnt, and how much local work a client does.
+        shards: The clients' examples.
+        test: The test set `(x, y)`, if there is one.
+        rounds: The number of rounds.
+        cohort: The number of clients of a round.
+        eval_every: The number of rounds between evaluations.
+        stabilise: In how many rounds at the end clients take one full-batch step instead.
+        late_every: As `eval_every`, in the rounds that results are averaged over; 0: no more often.
+        layout: How a cohort is laid out over chunks and devices.
+        sample: How cohorts are drawn.
+        host_rounds: For how many rounds client memory is fetched from the host; `None` if all of it
+            is on the device.
+    """
 
     algorithm: Algorithm
     task: Task
@@ -45,24 +60,29 @@ class Setup(NamedTuple):
     rounds: int
     cohort: int
     eval_every: int
-    stabilise: int  # of the rounds, how many at the end take one full-batch step instead
-    late_every: int = 0  # as eval_every, in the rounds that results are means over
+    stabilise: int
+    late_every: int = 0
     layout: Layout = Layout()
     sample: Sampler = draw_cohort
-    host_rounds: int | None = None  # client memory is on the host, fetched for so many rounds
+    host_rounds: int | None = None
+
+    def task_of(self, number: int) -> Task:
+        """Return the task of a round: in the last ones, clients take one full-batch step."""
+        full = number >= self.rounds - self.stabilise
+        return self.task._replace(plan=self.task.plan.full()) if full else self.task
 
 
 class Run(NamedTuple):
-    """Everything that changes during a run: one pytree, which is what a checkpoint holds."""
+    """Everything that changes during a run: one pytree, which a checkpoint holds."""
 
-    state: Any
+    state: ServerState
     memory: PyTree  # a row for each client, or a HostMemory
     nonfinite: Array
     skipped: Array
 
 
 class Tally(NamedTuple):
-    """Sums over rounds of the rounds' mean training losses, and of their training metrics."""
+    """Sums over rounds of the rounds' mean training losses and training metrics."""
 
     loss: Array
     metrics: tuple[Array, ...]
@@ -70,107 +90,106 @@ class Tally(NamedTuple):
 
 
 class Evaluation(NamedTuple):
+    """A run after some rounds, and what is reported about it."""
+
     round: int
     row: Row
     run: Run
 
 
 class Span(NamedTuple):
-    """Rounds that one program runs, and what the host has to bring for them."""
+    """Rounds that one program runs, and the data that the host brings for them."""
 
     first: int
     last: int  # the round after them
-    cohorts: np.ndarray  # [seeds, rounds or more, clients]
+    cohorts: np.ndarray  # [rounds or more, clients]; of several runs, [runs, rounds or more, ...]
     shards: Shards
+    slots: np.ndarray | None = None  # rows of the memory for the cohorts, if not the client ids
 
 
-def programs(function: Callable[..., Any], **options: Any) -> Callable[..., jax.stages.Wrapped]:
+@lru_cache(maxsize=PROGRAMS)
+def _program(function: Callable[..., Any], donated: str | None, *fixed: Any) -> jax.stages.Wrapped:
+    return jax.jit(partial(function, *fixed), donate_argnames=donated)
+
+
+def programs(
+    function: Callable[..., Any], donated: str | None = None
+) -> Callable[..., jax.stages.Wrapped]:
     """Compile `function` in two steps: `function(*fixed)` is a program, called with the rest.
 
     `jax.jit` with static arguments would keep every program for ever. This keeps the programs that
     were used last, so that a process may train any number of models.
     """
 
-    @lru_cache(maxsize=PROGRAMS)
     @wraps(function)
     def program(*fixed: Any) -> jax.stages.Wrapped:
-        return jax.jit(partial(function, *fixed), **options)
+        return _program(function, donated, *fixed)
 
     return program
 
 
 @programs
 def begin(
-    algorithm: Algorithm, model: Model, together: bool, clients: int, hp: Any, key: Array
+    algorithm: Algorithm, model: Model, together: bool, clients: int, hp: Hyper, key: Array
 ) -> Run:
-    """A run before its first round, with a table of memories for so many clients."""
+    """Return a run before its first round, with a table of memories for this number of clients."""
 
-    def one(hp: Any, key: Array) -> Run:
+    def one(hp: Hyper, key: Array) -> Run:
         params = model.init(random.fold_in(key, 0))
         kept = algorithm.memory(hp, params)
         table = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (clients, *jnp.shape(leaf))), kept)
-        return Run(algorithm.init(hp, params), table, jnp.int32(0), jnp.int32(0))
+        state = algorithm.init(hp, params)
+        return Run(state, memory=table, nonfinite=jnp.int32(0), skipped=jnp.int32(0))
 
     return (jax.vmap(one) if together else one)(hp, key)
 
 
-@partial(programs, donate_argnames="run")
+@partial(programs, donated="run")
 def segment(
     algorithm: Algorithm,
     task: Task,
     layout: Layout,
     together: bool,
-    hp: Any,
+    hp: Hyper,
     run: Run,
-    shards: Shards,
     key: Array,
-    cohorts: Array,
-    slots: Array | None,
-    first: Array,
-    rounds: Array,
+    span: Span,
 ) -> tuple[Run, Tally]:
-    """Rounds `first` to `first + rounds`: one program for any number of them, for any `hp`.
+    """Train the rounds of a span: one program for any number of them, and for any `hp`."""
 
-    `slots` are the rows of the memory that belong to the cohorts, if these are not their ids.
-    """
-
-    def one(
-        hp: Any, run: Run, key: Array, cohorts: Array, slots: Array | None
-    ) -> tuple[Run, Tally]:
+    def one(hp: Hyper, run: Run, key: Array, cohorts: Any, slots: Any) -> tuple[Run, Tally]:
         def body(number: Array, loop: tuple[Run, Tally]) -> tuple[Run, Tally]:
             run, tally = loop
-            state, memory, info = core.one_round(
+            state, memory, info = one_round(
                 algorithm,
                 task,
                 partial(sum_over_clients, layout),
-                hp,
-                run.state,
-                run.memory,
-                shards,
-                cohorts[number],
-                random.fold_in(random.fold_in(key, 1), first + number),
-                None if slots is None else slots[number],
+                hp=hp,
+                state=run.state,
+                memory=run.memory,
+                shards=span.shards,
+                cohort=cohorts[number],
+                key=random.fold_in(random.fold_in(key, 1), span.first + number),
+                slots=None if slots is None else slots[number],
             )
             loss = info.seen.loss / jnp.maximum(info.seen.examples, 1)
             metrics = tuple(a / jnp.where(b > 0, b, 1) for a, b in info.seen.metrics)
-            heard = (info.seen.examples > 0).astype(loss.dtype)
-            more = Tally(loss, metrics, heard)
-            return (
-                Run(state, memory, run.nonfinite + info.nonfinite, run.skipped + info.skipped),
-                tree.add(tally, more),
-            )
+            trained = (info.seen.examples > 0).astype(loss.dtype)
+            nonfinite, skipped = run.nonfinite + info.nonfinite, run.skipped + info.skipped
+            tally = tree.add(tally, Tally(loss, metrics, rounds=trained))
+            return Run(state, memory, nonfinite, skipped), tally
 
         tally = Tally(jnp.zeros(()), (jnp.zeros(()),) * len(task.train_metrics), jnp.zeros(()))
-        return lax.fori_loop(0, rounds, body, (run, tally))
+        return lax.fori_loop(0, span.last - span.first, body, (run, tally))
 
-    return (jax.vmap(one) if together else one)(hp, run, key, cohorts, slots)
+    return (jax.vmap(one) if together else one)(hp, run, key, span.cohorts, span.slots)
 
 
 @programs
 def evaluate(
     task: Task, together: bool, mesh: Mesh | None, params: PyTree, x: Any, y: Any
 ) -> dict[str, Array]:
-    """The loss and the metrics on a set of which every device of a mesh takes its share."""
+    """Return the loss and the metrics on a test set, of which every device takes its share."""
     share = num_rows(y) if mesh is None else -(-num_rows(y) // mesh.size)
     # At a time: what stays in a processor's caches, or fills a GPU; and the last as many as others.
     batches = -(-share // (32 if jax.default_backend() == "cpu" else 512))
@@ -179,9 +198,9 @@ def evaluate(
     def part(params: PyTree, x: Any, y: Any) -> dict[str, tuple[Array, Array]]:
         first = lax.axis_index("clients").astype(jnp.result_type(int)) * share
         rows = jnp.minimum(first + jnp.arange(share), num_rows(y) - 1)
-        mine = jnp.clip(num_rows(y) - first, 0, share)
+        count = jnp.clip(num_rows(y) - first, 0, share)
         x, y = take_rows((x, y), rows)
-        return lax.psum(task.sums(params, x, y, mine, batch), "clients")
+        return lax.psum(task.sums(params, x, y, count, batch), "clients")
 
     def one(params: PyTree) -> dict[str, Array]:
         if mesh is None:
@@ -199,7 +218,10 @@ def _sums(task: Task, params: PyTree, block: Block) -> dict[str, tuple[Array, Ar
 
 
 def evaluate_blocks(task: Task, params: PyTree, blocks: Iterable[Block]) -> dict[str, float]:
-    """As `evaluate`, of a set that is brought to the device in blocks; added up in float64."""
+    """Return the loss and the metrics on a test set that is brought to the device in blocks.
+
+    The sums over blocks are in float64.
+    """
     total = dict.fromkeys(task.measures, np.zeros(2))
     for block in blocks:
         interrupts.check()
@@ -209,34 +231,33 @@ def evaluate_blocks(task: Task, params: PyTree, blocks: Iterable[Block]) -> dict
 
 
 def train(
-    setup: Setup, hp: Any, seeds: Sequence[int], first: int = 0, run: Run | None = None
+    setup: Setup, hp: Hyper, seeds: Sequence[int], first: int = 0, run: Run | None = None
 ) -> Iterator[Evaluation]:
-    """Trains, and yields at round 0 and at every evaluation.
+    """Train, and yield at round 0 and at every evaluation.
 
-    With one seed, `hp` holds numbers. With several, `hp` holds one number a seed, all runs are
-    trained in one program and the values of a row are arrays. `first` and `run` continue an earlier
-    run from its evaluation at round `first`, and yield only what comes after it. Do not use a
-    yielded `run` after asking for the next one: its memory is reused.
+    Do not use a yielded `run` after asking for the next one: its memory is reused.
+
+    Args:
+        setup: What stays the same during the run.
+        hp: The hyper-parameters. With several seeds, each holds one number for every seed.
+        seeds: One seed for each run. Several runs are trained in one program, and the values of
+            their rows are arrays.
+        first: The round from which to continue an earlier run.
+        run: That run at its evaluation at round `first`; only later evaluations are yielded.
     """
-    algorithm, task, layout = setup.algorithm, setup.task, setup.layout
-    together = len(seeds) > 1
-    key = _keys(seeds)
-    fresh = run is None
-    if run is None:
-        run = start(setup, hp, seeds)
-    if layout.mesh is not None:  # placed once: else every segment would move and recompile
-        on_host = run.memory if setup.host_rounds else None
-        run = run._replace(memory=()) if setup.host_rounds else run
-        hp, key, run = everywhere((hp, key, run), layout.mesh)
-        run = run._replace(memory=on_host) if setup.host_rounds else run
+    algorithm, task, mesh = setup.algorithm, setup.task, setup.layout.mesh
+    together, on_host = len(seeds) > 1, setup.host_rounds is not None
+    key, fresh = _keys(seeds), run is None
+    run = start(setup, hp, seeds) if run is None else run
+    if mesh is not None:  # placed once: else every segment would move and recompile
+        memory = run.memory
+        hp, key, run = everywhere((hp, key, run._replace(memory=()) if on_host else run), mesh)
+        run = run._replace(memory=memory) if on_host else run
     one = (hp, run.state.params)
     if together:
         one = tree.take(one, jnp.asarray(0))
-    sent = core.traffic(algorithm, task, *one, example(setup.shards), setup.cohort)
-    full_task = task._replace(plan=task.plan.full())
-    switch = setup.rounds - setup.stabilise
-
-    row = partial(_row, setup, together, sent)
+    bytes_a_client = traffic(algorithm, task, *one, example(setup.shards))
+    row = partial(_row, setup, together, tuple(setup.cohort * number for number in bytes_a_client))
     if fresh:
         yield Evaluation(0, row(0, run, None), run)
     tally = None
@@ -245,21 +266,9 @@ def train(
     span = next(spans, None)
     while span is not None:
         interrupts.check()
-        chosen = span.cohorts if together else span.cohorts[0]
-        visited, table, slots = None, run.memory, None
-        if setup.host_rounds is not None:
-            visited, table, slots = _fetch(run, chosen, span.last - span.first, setup)
-        kind = task if span.first < switch else full_task
-        new, more = segment(algorithm, kind, layout, together)(
-            hp,
-            run._replace(memory=table),
-            span.shards,
-            key,
-            chosen,
-            slots,
-            span.first,
-            span.last - span.first,
-        )
+        visited, table, slots = _fetch(setup, run, span) if on_host else (None, run.memory, None)
+        program = segment(algorithm, setup.task_of(span.first), setup.layout, together)
+        new, more = program(hp, run._replace(memory=table), key, span._replace(slots=slots))
         # The device works by itself now: meanwhile the host brings what the next rounds need.
         following = next(spans, None)
         if visited is not None:
@@ -277,42 +286,42 @@ def train(
 
 
 def _row(
-    setup: Setup, together: bool, sent: Traffic, number: int, run: Run, tally: Tally | None
+    setup: Setup, together: bool, sent: tuple[int, ...], number: int, run: Run, tally: Tally | None
 ) -> Row:
-    """What is reported after so many rounds; `tally` is of those since the row before."""
-    names = ["train_loss", *(f"train_{each.__name__}" for each in setup.task.train_metrics)]
+    """Return the report after `number` rounds; `tally` is of those since the report before."""
+    names = ["train_loss", *(f"train_{metric.__name__}" for metric in setup.task.train_metrics)]
     values: Row = dict.fromkeys(names, np.nan)
     if tally is not None:
         sums = (tally.loss, *tally.metrics)
         values = {name: total / tally.rounds for name, total in zip(names, sums, strict=True)}
     if setup.test is not None:
-        task, mesh = setup.task, setup.layout.mesh
-        tests = evaluate(task, together, mesh)(run.state.params, *setup.test)
-        values |= {name: tests[name] for name in task.measures}
-    totals = (number * sent.down, number * sent.up, run.nonfinite, run.skipped)
+        tests = evaluate(setup.task, together, setup.layout.mesh)(run.state.params, *setup.test)
+        values |= {name: tests[name] for name in setup.task.measures}
+    totals = (*(number * size for size in sent), run.nonfinite, run.skipped)
     values |= dict(zip(TOTALS, totals, strict=True))
     arrays = [np.asarray(value) for value in jax.device_get(list(values.values()))]
     plain = [array if together and array.ndim else array.item() for array in arrays]
     return {"round": number, **dict(zip(values, plain, strict=True))}
 
 
-def start(setup: Setup, hp: Any, seeds: Sequence[int]) -> Run:
-    """A run, or several, before the first round."""
-    algorithm, model, together = setup.algorithm, setup.task.model, len(seeds) > 1
-    if setup.host_rounds is None:
-        clients = setup.shards.num_clients
-        return cast(Run, begin(algorithm, model, together, clients)(hp, _keys(seeds)))
-    run = begin(algorithm, model, together, 0)(hp, _keys(seeds))
-    return run._replace(memory=HostMemory(setup.algorithm.memory(hp, run.state.params)))
+def start(setup: Setup, hp: Hyper, seeds: Sequence[int]) -> Run:
+    """Return a run, or several, before the first round."""
+    on_host = setup.host_rounds is not None
+    clients = 0 if on_host else setup.shards.num_clients
+    program = begin(setup.algorithm, setup.task.model, len(seeds) > 1, clients)
+    run = cast(Run, program(hp, _keys(seeds)))
+    if on_host:
+        run = run._replace(memory=HostMemory(setup.algorithm.memory(hp, run.state.params)))
+    return run
 
 
 def averaged(rounds: int) -> int:
-    """Over how many of the last rounds results are averaged: half of them where there are few."""
+    """Return over how many rounds at the end results are averaged: half of them if few."""
     return max(1, min(AVERAGED, rounds // 2))
 
 
 def is_evaluated(setup: Setup, number: int) -> bool:
-    """Whether there is an evaluation after so many rounds."""
+    """Tell whether there is an evaluation after this number of rounds."""
     left = setup.rounds - number
     if number % setup.eval_every == 0 or left == 0:
         return True
@@ -321,17 +330,13 @@ def is_evaluated(setup: Setup, number: int) -> bool:
 
 
 def padding_waste(setup: Setup, seed: int) -> dict[str, float]:
-    """How much of the local work is padding, in a sample of a run's rounds; see `padding`."""
-    plan, shards = setup.task.plan, setup.shards
-    switch = setup.rounds - setup.stabilise
+    """Return the share of padding in the local work, in a sample of the rounds: see `padding`."""
+    clients = setup.shards.num_clients
     rounds = (
-        (
-            setup.sample(seed, number, shards.num_clients, setup.cohort),
-            plan if number < switch else plan.full(),
-        )
+        (setup.sample(seed, number, clients, setup.cohort), setup.task_of(number).plan)
         for number in range(0, setup.rounds, max(1, setup.rounds // 500))
     )
-    return padding(setup.layout, rounds, np.asarray(shards.count))
+    return padding(setup.layout, rounds, np.asarray(setup.shards.count))
 
 
 def _keys(seeds: Sequence[int]) -> Array:
@@ -340,14 +345,14 @@ def _keys(seeds: Sequence[int]) -> Array:
 
 
 def example(shards: Shards | Feed) -> Shards:
-    """Data of the right shapes."""
+    """Return data of the right shapes."""
     if isinstance(shards, Shards):
         return shards
     return shards.gather(np.array([int(np.argmax(shards.count > 0))]), slots=1)
 
 
 def host_work(setup: Setup, seeds: Sequence[int], first: int = 0) -> Iterator[Span]:
-    """The rounds from `first`, cut at evaluations and at the switch, with what they need."""
+    """Cut the rounds from `first` at evaluations and at the last rounds; bring what they need."""
     switch = setup.rounds - setup.stabilise
     shards, mesh = setup.shards, setup.layout.mesh
     count = np.asarray(shards.count)
@@ -361,32 +366,26 @@ def host_work(setup: Setup, seeds: Sequence[int], first: int = 0) -> Iterator[Sp
         longest = min(width, setup.host_rounds)
     while first < setup.rounds:
         evaluation = next(n for n in itertools.count(first + 1) if is_evaluated(setup, n))
-        last = min(first + longest, evaluation)
-        if first < switch:
-            last = min(last, switch)
+        last = min(first + longest, evaluation, switch if first < switch else setup.rounds)
         cohorts = np.zeros((len(seeds), width, setup.cohort), np.int32)
         for i, seed in enumerate(seeds):
             for number in range(first, last):
                 drawn = setup.sample(seed, number, shards.num_clients, setup.cohort)
                 cohorts[i, number - first] = arrange(drawn, count, setup.layout)
         here = shards
-        if isinstance(shards, Feed):
+        if isinstance(here, Feed):
             asked = np.unique(cohorts[:, : last - first])
-            here = shards.gather(asked, slots=len(seeds) * width * setup.cohort)
-            if mesh is not None:
-                here = everywhere(here, mesh)
-        assert isinstance(here, Shards)
-        yield Span(first, last, cohorts, here)
+            here = here.gather(asked, slots=len(seeds) * width * setup.cohort)
+            here = here if mesh is None else everywhere(here, mesh)
+        yield Span(first, last, cohorts if len(seeds) > 1 else cohorts[0], here)
         first = last
 
 
-def _fetch(
-    run: Run, cohorts: np.ndarray, rounds: int, setup: Setup
-) -> tuple[np.ndarray, PyTree, np.ndarray]:
-    """The clients of these cohorts, a table of their memories, and the cohorts' rows in it."""
+def _fetch(setup: Setup, run: Run, span: Span) -> tuple[np.ndarray, PyTree, np.ndarray]:
+    """Return the clients of a span, a table of their memories, and the cohorts' rows in it."""
     assert setup.host_rounds is not None
-    visited = np.unique(cohorts[:rounds])
-    room = min(setup.host_rounds, len(cohorts)) * setup.cohort  # again one size
+    visited = np.unique(span.cohorts[: span.last - span.first])
+    room = min(setup.host_rounds, len(span.cohorts)) * setup.cohort  # again one size
     table = run.memory.take(np.resize(visited, room))
-    slots = np.searchsorted(visited, cohorts).astype(np.int32)
+    slots = np.searchsorted(visited, span.cohorts).astype(np.int32)
     return visited, table, np.minimum(slots, room - 1)

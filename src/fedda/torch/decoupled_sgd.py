@@ -50,7 +50,8 @@ class DecoupledSGD(torch.optim.Optimizer):
             value = param_group.get(name, self.defaults[name])
             number = isinstance(value, Real) and not isinstance(value, bool)
             if not number or not math.isfinite(value) or not domain.allows(value):
-                raise InputError(f"{name} of DecoupledSGD must be {domain.words}, got {value!r}.")
+                expected = domain.description
+                raise InputError(f"{name} of DecoupledSGD must be {expected}, got {value!r}.")
         super().add_param_group(param_group)
         self._start(self.param_groups[-1]["params"], {})
 

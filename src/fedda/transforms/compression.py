@@ -1,7 +1,7 @@
-"""How uploads travel, for any algorithm: few of their numbers, or all of them in few bits.
+"""Compressed uploads, for any algorithm: few of their numbers, or all of them in few bits.
 
-    top_k      the entries of largest magnitude, with their places
-    random_k   entries at random places, which the server draws again from a seed
+    top_k      the entries of largest magnitude, with their positions
+    random_k   entries at random positions, which the server draws again from a seed
     quantised  all entries, each rounded at random to one of 2^bits - 1 levels, without bias
 
 The first two come with error feedback: what a packet C(x) leaves out, its client keeps as e, and
@@ -20,8 +20,8 @@ travels as it is.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from dataclasses import dataclass, field
+from functools import lru_cache
 from math import prod
 from numbers import Real
 from typing import Any, NamedTuple
@@ -32,8 +32,9 @@ import numpy as np
 from jax import Array, lax, random
 
 from fedda.core import tree
-from fedda.core.algorithm import Algorithm, Phase, Seen, as_sent
+from fedda.core.algorithm import Algorithm, Hyper, Phase, Seen
 from fedda.core.local import Weighted, is_weighted
+from fedda.core.round import exchanges
 from fedda.core.task import Plan, Task
 from fedda.core.tree import PyTree
 from fedda.data.federation import Shard, from_clients
@@ -43,29 +44,45 @@ from fedda.models import Model
 SMALL = 256  # numbers: an array of fewer travels as it is
 BLOCK = 256  # numbers that have a scale in common
 CODING = 0xC0DE  # folded into a client's key; tasks fold in small numbers
+STATIC = {"static": True}  # a field that is not an array: a part of the structure of a packet
 
 
 class Codec(NamedTuple):
-    """How an upload travels: pure functions, and the shapes of a packet depend on shapes alone."""
+    """A way to compress uploads: pure functions. The shapes of a packet depend on shapes alone.
 
-    init: Callable[[PyTree], PyTree]  # (like) -> what a client keeps: arrays like these, or nothing
+    Attributes:
+        init: `(like) -> memory`, what a client keeps for uploads of these shapes, or nothing.
+        encode: `(key, memory, upload) -> (packet, memory)`; the packet's arrays are sent.
+        decode: `(packet) -> upload`.
+    """
+
+    init: Callable[[PyTree], PyTree]
     encode: Callable[[Array, PyTree, PyTree], tuple[PyTree, PyTree]]
-    # (key, memory, upload) -> (packet, memory); the packet's arrays are what travels
-    decode: Callable[[PyTree], PyTree]  # (packet) -> upload
+    decode: Callable[[PyTree], PyTree]
 
 
 # -------------------------------------------------------------------------------- around a round
 
 
 class Memory(NamedTuple):
-    own: PyTree  # what the algorithm keeps
-    codec: tuple[PyTree, ...]  # what the codec keeps, of each phase
+    """What a client keeps between rounds."""
+
+    own: PyTree  # for the algorithm
+    codec: tuple[PyTree, ...]  # for the codec, one for each phase
 
 
 @lru_cache
 def compressed(algorithm: Algorithm, codec: Codec) -> Algorithm:
-    """The algorithm with all of its uploads coded; equal requests give one and the same record."""
-    if any(phase.opened is not as_sent for phase in algorithm.phases):
+    """Return the algorithm with compressed uploads. Equal requests return the same record.
+
+    Args:
+        algorithm: The algorithm, whose uploads must travel as they are.
+        codec: `top_k(share)`, `random_k(share)`, `quantised(bits)`, or a `Codec` of your own.
+
+    Raises:
+        InputError: The uploads are compressed, bounded or centrally private already.
+    """
+    if any(phase.decode or phase.sum_only for phase in algorithm.phases):
         raise InputError(
             "compressed takes uploads that travel as they are, got some that are compressed, "
             "bounded or private in their sum alone. Compress first and bound then; and with "
@@ -86,60 +103,49 @@ def compressed(algorithm: Algorithm, codec: Codec) -> Algorithm:
             packet, kept[number] = codec.encode(coding_key, kept[number], means(upload))
             return packet, Memory(own, tuple(kept)), seen
 
-        def opened(packet: PyTree) -> PyTree:
-            return sums(codec.decode(packet))
-
-        return phase._replace(work=work, opened=opened)
+        return phase._replace(work=work, decode=lambda packet: sums(codec.decode(packet)))
 
     phases = tuple(coded(number, phase) for number, phase in enumerate(algorithm.phases))
     return algorithm._replace(memory=memory, phases=phases)
 
 
 def means(upload: PyTree) -> PyTree:
-    """The upload with what is weighted divided by its weight.
+    """Return an upload whose weighted sums are divided by their weights.
 
-    What is left out in one round is owed in another, in which the client may have another weight:
+    What is left out in one round is sent in another, in which the client may have another weight:
     as a part of a mean it is worth the same in both. And rounding then errs by the size of what a
-    client has learnt, not of what it has.
+    client has learnt, not of its data.
     """
 
     def mean(part: Weighted) -> Weighted:
         divisor = jnp.where(part.weight == 0, jnp.ones_like(part.weight), part.weight)
-        return Weighted(tree.scale(1 / divisor, part.sum), part.weight)
+        return part._replace(sum=tree.scale(1 / divisor, part.sum))
 
     return on_weighted(mean, upload)
 
 
 def sums(upload: PyTree) -> PyTree:
-    """What `means` divided, multiplied again."""
-    return on_weighted(
-        lambda part: Weighted(tree.scale(part.weight, part.sum), part.weight), upload
-    )
+    """Undo `means`: multiply by the weights again."""
+    return on_weighted(lambda part: part._replace(sum=tree.scale(part.weight, part.sum)), upload)
 
 
 def on_weighted(change: Callable[[Weighted], Weighted], upload: PyTree) -> PyTree:
-    """The upload with all of its weighted parts changed."""
+    """Apply `change` to all weighted parts of an upload."""
     return jax.tree.map(
         lambda part: change(part) if is_weighted(part) else part, upload, is_leaf=is_weighted
     )
 
 
-def _uploads(algorithm: Algorithm, hp: Any, params: PyTree) -> list[PyTree]:
-    """The shapes of a client's uploads, phase by phase: they are the model's, whatever its task.
+def _uploads(algorithm: Algorithm, hp: Hyper, params: PyTree) -> list[PyTree]:
+    """Return the shapes of a client's uploads, phase by phase, given its parameters alone.
 
-    So a task will do that knows no more than the parameters, and an example of one number.
+    They are the same whatever the task, so one with an example of a single number will do.
     """
     model = Model(lambda key: params, lambda params, x: jnp.zeros(x.shape))
     task = Task(model, lambda outputs, y: outputs, Plan(batch=1))
-
-    def upload(phase: Phase, hp: Any, params: PyTree) -> PyTree:
-        message = phase.send(hp, algorithm.init(hp, params))
-        shard = from_clients([(np.zeros(1), np.zeros(1))]).shard(0)
-        own = algorithm.memory(hp, params)
-        return phase.work(hp, task, message, own, shard, random.key(0))[0]
-
+    shards = from_clients([(np.zeros(1), np.zeros(1))])
     try:
-        return [jax.eval_shape(partial(upload, phase), hp, params) for phase in algorithm.phases]
+        return [upload for _, upload in exchanges(algorithm, task, hp, params, shards)]
     except Exception as error:  # whatever the work of a user's own algorithm raises
         raise InputError(
             "the shapes of this algorithm's uploads depend on more than its parameters, so it is "
@@ -150,47 +156,43 @@ def _uploads(algorithm: Algorithm, hp: Any, params: PyTree) -> list[PyTree]:
 # ------------------------------------------------------------------------------------ the codecs
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=("places", "values"), meta_fields=("shape",))
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Chosen:
-    """Some entries of an array, and where they were; the others are 0."""
+    """Some entries of an array, with their positions; the others are 0."""
 
     places: Array  # int32
     values: Array
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] = field(metadata=STATIC)
 
     def array(self) -> Array:
         return _scattered(self.places, self.values, self.shape)
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=("seed", "values"), meta_fields=("shape",))
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Drawn:
-    """Some entries of an array at places that follow from a seed; the others are 0."""
+    """Some entries of an array at positions that follow from a seed; the others are 0."""
 
     seed: Array  # uint32
     values: Array
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] = field(metadata=STATIC)
 
     def array(self) -> Array:
         places = drawn_places(jnp.asarray(self.seed), self.values.size, prod(self.shape))
         return _scattered(places, self.values, self.shape)
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("codes", "scales"),
-    meta_fields=("bits", "shape", "dtype"),
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Rounded:
-    """Whole numbers that stand for those of an array, in units of a scale for each block."""
+    """The entries of an array as whole numbers, in units of a scale for each block."""
 
     codes: Array  # int8; or uint8, each of which holds two numbers of 4 bits
     scales: Array  # the largest magnitude of each block
-    bits: int
-    shape: tuple[int, ...]
-    dtype: Any
+    bits: int = field(metadata=STATIC)
+    shape: tuple[int, ...] = field(metadata=STATIC)
+    dtype: Any = field(metadata=STATIC)
 
     def array(self) -> Array:
         size, scales = prod(self.shape), jnp.asarray(self.scales)
@@ -204,7 +206,7 @@ Part = Chosen | Drawn | Rounded
 
 @lru_cache
 def top_k(share: float) -> Codec:
-    """Sends this share of an array's entries, the largest, each with its place; error feedback."""
+    """Return the codec that sends the largest entries of an array, this share of all of them."""
     _check_share(share)
 
     def encode(key: Array, x: Array) -> Chosen:
@@ -217,7 +219,7 @@ def top_k(share: float) -> Codec:
 
 @lru_cache
 def random_k(share: float) -> Codec:
-    """Sends a seed and this share of an array's entries, drawn anew each round; error feedback."""
+    """Return the codec that sends random entries of an array, this share of all of them."""
     _check_share(share)
 
     def encode(key: Array, x: Array) -> Drawn:
@@ -232,7 +234,7 @@ def random_k(share: float) -> Codec:
 
 @lru_cache
 def quantised(bits: int = 8) -> Codec:
-    """Sends each number in 8 or in 4 bits, and a scale for every 256; right on average."""
+    """Return the codec that sends numbers in 8 or 4 bits and a scale for every 256, unbiased."""
     if bits not in (4, 8):
         raise InputError(f"bits must be 8 or 4, got {bits!r}.")
 
@@ -250,52 +252,50 @@ def quantised(bits: int = 8) -> Codec:
 
 
 def _by_array(encode: Callable[[Array, Array], Part], feedback: bool) -> Codec:
-    """The codec that codes an upload array by array."""
+    """Return the codec that compresses an upload array by array."""
 
     def is_coded(leaf: Any) -> bool:
         return leaf.size >= SMALL and jnp.issubdtype(leaf.dtype, jnp.floating)
 
     def init(like: PyTree) -> PyTree:
-        def owed(leaf: Any) -> PyTree:
+        def unsent(leaf: Any) -> PyTree:
             return jnp.zeros(leaf.shape, leaf.dtype) if feedback and is_coded(leaf) else ()
 
-        return jax.tree.map(owed, like)
+        return jax.tree.map(unsent, like)
 
-    def one(key: Array, owed: PyTree, x: Array) -> tuple[Any, PyTree]:
+    def encode_one(key: Array, unsent: PyTree, x: Array) -> tuple[Any, PyTree]:
         if not is_coded(x):
             return x, ()
         if not feedback:
             return encode(key, x), ()
-        x = x + owed
+        x = x + unsent
         part = encode(key, x)
         return part, x - part.array()
 
     def encode_all(key: Array, memory: PyTree, upload: PyTree) -> tuple[PyTree, PyTree]:
-        leaves, structure = jax.tree.flatten(upload)
-        numbers = jax.tree.unflatten(structure, range(len(leaves)))
-
-        def numbered(x: Array, owed: PyTree, number: int) -> tuple[Any, PyTree]:
-            return one(random.fold_in(key, number), owed, x)
-
-        pairs = jax.tree.map(numbered, upload, memory, numbers)
-        packet = jax.tree.map(lambda _, pair: pair[0], upload, pairs)
-        return packet, jax.tree.map(lambda _, pair: pair[1], upload, pairs)
+        structure: Any = jax.tree.structure(upload)
+        leaves = jax.tree.leaves(upload)
+        keys = [random.fold_in(key, number) for number in range(len(leaves))]
+        pairs = [*map(encode_one, keys, structure.flatten_up_to(memory), leaves)]
+        packet = structure.unflatten([part for part, _ in pairs])
+        return packet, structure.unflatten([unsent for _, unsent in pairs])
 
     def decode(packet: PyTree) -> PyTree:
+        def is_part(node: Any) -> bool:
+            return isinstance(node, Part)
+
         return jax.tree.map(
-            lambda part: part.array() if isinstance(part, Part) else part,
-            packet,
-            is_leaf=lambda node: isinstance(node, Part),
+            lambda node: node.array() if is_part(node) else node, packet, is_leaf=is_part
         )
 
-    return Codec(init, encode_all, decode)
+    return Codec(init=init, encode=encode_all, decode=decode)
 
 
 def drawn_places(seed: Array, number: int, size: int) -> Array:
-    """So many places among `size`: one of each stretch, as the array is cut into so many.
+    """Return `number` positions in an array of this size: one in each of as many stretches.
 
     A hash says which, in plain arithmetic that both ends do alike, whatever their versions of JAX:
-    a server that drew other places would notice nothing.
+    a server that drew other positions would notice nothing.
     """
     stretch = jnp.arange(number, dtype="uint32")
     width, longer = divmod(size, number)  # the first are one longer, until all is covered
@@ -305,7 +305,7 @@ def drawn_places(seed: Array, number: int, size: int) -> Array:
 
 
 def _mixed(x: Array) -> Array:
-    """A bijection of 32 bits in which every bit of `x` changes about half of the others."""
+    """Hash 32 bits, one to one: every bit of `x` changes about half of the others."""
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         x = (x ^ (x >> jnp.uint32(shift))) * jnp.uint32(factor)
     return x ^ (x >> jnp.uint32(16))
@@ -313,22 +313,22 @@ def _mixed(x: Array) -> Array:
 
 def _scattered(places: Array, values: Array, shape: tuple[int, ...]) -> Array:
     values = jnp.asarray(values)
-    # A stranger may send places that there are not.
+    # A stranger may send positions outside of the array.
     return jnp.zeros(prod(shape), values.dtype).at[places].set(values, mode="drop").reshape(shape)
 
 
 def _blocks(flat: Array, size: int) -> Array:
-    """The first `size` numbers, a block in each row, the last filled up with zeros."""
+    """Return the first `size` numbers, a block in each row; zeros fill the last one."""
     return jnp.pad(flat[:size], (0, -size % BLOCK)).reshape(-1, BLOCK)
 
 
 def _most(bits: int) -> int:
-    """The largest code: as many levels above 0 as below."""
+    """Return the largest code: as many levels above 0 as below."""
     return 2 ** (bits - 1) - 1
 
 
 def _paired(codes: Array) -> Array:
-    """Codes of 4 bits, two to a byte."""
+    """Pack codes of 4 bits, two to a byte."""
     even = jnp.pad(codes + jnp.int8(8), (0, codes.size % 2)).astype("uint8")
     return even[::2] | (even[1::2] << jnp.uint8(4))
 

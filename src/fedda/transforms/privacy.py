@@ -1,6 +1,6 @@
 """Differential privacy, and a bound on every client's influence, for any algorithm.
 
-`private` hides clients: whether one took part, and with what data. In each round
+`private` hides whether a client took part, and with what data. In each round
 
     client i:  u = its upload, what is weighted divided by its weight; 0 if it is not finite;
                    without counters, which are uploaded as they are
@@ -51,12 +51,12 @@ import jax.numpy as jnp
 from jax import Array, random
 
 from fedda.core import tree
-from fedda.core.algorithm import Algorithm, Phase, Seen, as_sent, nothing_seen
-from fedda.core.local import Counter, Weighted, is_counter
+from fedda.core.algorithm import Algorithm, Phase, Seen, nothing_seen
+from fedda.core.local import Counter, is_counter
 from fedda.core.task import Task
 from fedda.core.tree import PyTree
 from fedda.data.federation import Shard
-from fedda.errors import InputError, check_whole_number, unknown
+from fedda.errors import InputError, check_whole_number, import_extra, unknown
 from fedda.transforms.compression import means, on_weighted, sums
 
 NOISE = 0xD1FF  # folded into a client's key; tasks fold in small numbers
@@ -70,7 +70,20 @@ def private(
     clients: int = 1,
     where: Literal["central", "local"] = "central",
 ) -> Algorithm:
-    """The algorithm on clipped and noisy uploads of equal weight; see above for what that hides."""
+    """Return the algorithm with clipped and noisy uploads of equal weight.
+
+    The module's docstring says what that hides. Equal requests return the same record.
+
+    Args:
+        algorithm: An algorithm of one phase whose clients keep nothing.
+        clip: The largest norm of an upload.
+        noise: The standard deviation of the noise, in units of `clip`.
+        clients: For central noise, the number of uploads that are sure to arrive.
+        where: Whether the noise of the sum, or that of each single upload, has that size.
+
+    Raises:
+        InputError: A number is out of range, or the algorithm cannot be made private.
+    """
     _check_number("clip", clip, positive=True)
     _check_number("noise", noise)
     check_whole_number("clients", clients, least=1)
@@ -83,58 +96,56 @@ def private(
     def work(
         hp: Any, task: Task, message: PyTree, memory: PyTree, shard: Shard, key: Array
     ) -> tuple[PyTree, PyTree, Seen]:
-        def hidden(own: PyTree) -> PyTree:
-            finite = tree.where(tree.all_finite(own), own, tree.zeros_like(own))
+        def hidden(values: PyTree) -> PyTree:
+            finite = tree.where(tree.all_finite(values), values, tree.zeros_like(values))
             return _noisy(random.fold_in(key, NOISE), deviation, clipped(clip, finite))
 
         upload, memory, _ = phase.work(hp, task, message, memory, shard, key)
-        equal = on_weighted(
-            lambda part: Weighted(part.sum, jnp.ones_like(part.weight)), means(upload)
+        upload = on_weighted(
+            lambda part: part._replace(weight=jnp.ones_like(part.weight)), means(upload)
         )
-        return _on_values(hidden, equal), memory, nothing_seen()
+        return _on_values(hidden, upload), memory, nothing_seen()
 
-    opened = only_summed if where == "central" else as_sent
-    phases = (phase._replace(work=work, opened=opened, secret=noise > 0),)
-    return algorithm._replace(phases=phases)
-
-
-def only_summed(sent: PyTree) -> PyTree:
-    """As it was sent. Nothing else may be done to one client's upload: only the sum is private."""
-    return sent
+    noisy = phase._replace(work=work, sum_only=where == "central", secret=noise > 0)
+    return algorithm._replace(phases=(noisy,))
 
 
 @lru_cache
 def bounded(algorithm: Algorithm, most_norm: float) -> Algorithm:
-    """The algorithm whose server clips every upload to a norm, so that no client moves it by more.
+    """Return the algorithm whose server clips every upload to a norm.
 
-    A guard against poisoned uploads, thus of what arrives: it does not rely on the client. Norms
-    are of what is averaged. Weights and counters are for the client to say, and are not clipped (a
-    Flower server has bounds for them). Secure aggregation leaves no upload to clip.
+    A guard against poisoned uploads: it clips what arrives, and so does not rely on the client.
+    Norms are of what is averaged. Weights and counters are for the client to say, and are not
+    clipped (a Flower server has bounds for them). Secure aggregation leaves no upload to clip.
+
+    Args:
+        algorithm: The algorithm.
+        most_norm: The largest norm of an upload.
+
+    Raises:
+        InputError: The norm is not positive, or only the sum of the uploads is private.
     """
     _check_number("most_norm", most_norm, positive=True)
-    if any(phase.opened is only_summed for phase in algorithm.phases):
+    if any(phase.sum_only for phase in algorithm.phases):
         raise InputError(
             "bounded clips each upload, got an algorithm of which only the sum is private. Its "
             "uploads are clipped already: leave bounded out, or use private(..., where='local')."
         )
 
     def guarded(phase: Phase) -> Phase:
-        def opened(sent: PyTree) -> PyTree:
-            return sums(_on_values(partial(clipped, most_norm), means(phase.opened(sent))))
+        def decode(sent: PyTree) -> PyTree:
+            return sums(_on_values(partial(clipped, most_norm), means(phase.decoded(sent))))
 
-        return phase._replace(opened=opened)
+        return phase._replace(decode=decode)
 
     return algorithm._replace(phases=tuple(guarded(phase) for phase in algorithm.phases))
 
 
 def clipped(most: float, upload: PyTree) -> PyTree:
-    """The upload, made shorter if it is longer than `most`."""
-    norm = jnp.sqrt(sum(_square_sum(leaf) for leaf in jax.tree.leaves(upload)))
+    """Return the upload, shortened to the norm `most` if it is longer."""
+    leaves = [leaf.astype(jnp.result_type(float)) for leaf in jax.tree.leaves(upload)]
+    norm = jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in leaves))
     return tree.scale(most / jnp.maximum(norm, most), upload)
-
-
-def _square_sum(leaf: Array) -> Array:
-    return jnp.sum(jnp.square(leaf.astype(jnp.result_type(float))))
 
 
 def _noisy(key: Array, deviation: float, upload: PyTree) -> PyTree:
@@ -148,7 +159,7 @@ def _noisy(key: Array, deviation: float, upload: PyTree) -> PyTree:
 
 
 def _on_values(change: Callable[[PyTree], PyTree], upload: PyTree) -> PyTree:
-    """Apply `change` to the list of the upload's arrays, without its weights and counters."""
+    """Apply `change` to the list of an upload's arrays, without weights and counters."""
     marked = on_weighted(lambda part: part._replace(weight=Counter(part.weight)), upload)
     leaves, structure = jax.tree.flatten(marked, is_leaf=is_counter)
     changed = iter(change([leaf for leaf in leaves if not is_counter(leaf)]))
@@ -163,7 +174,7 @@ def _check_hideable(algorithm: Algorithm) -> None:
             f"private takes algorithms of one exchange a round, got one of {len(algorithm.phases)}:"
             " each would need noise of its own. Use FedDA, FedAvg or another single-phase one."
         )
-    if algorithm.phases[0].opened is not as_sent:
+    if algorithm.phases[0].decode or algorithm.phases[0].sum_only:
         raise InputError(
             "private takes uploads that travel as they are, got compressed, bounded or private "
             "ones. Make the algorithm private first, with where='local' if more is to follow."
@@ -190,18 +201,27 @@ def epsilon(
     delta: float,
     cohorts: Literal["poisson", "fixed"] = "poisson",
 ) -> float:
-    """The epsilon of (epsilon, delta)-differential privacy after so many rounds of `private`.
+    """Return the epsilon of (epsilon, delta)-differential privacy after some rounds of `private`.
 
-    For central noise, and a client whose uploads all become 0. `sampling_rate` is the share of the
-    clients in a cohort. Under "poisson" each client is in a cohort or not by a throw of its own,
-    which is what nearly all publications account for; the number is tight (privacy loss
-    distributions). Cohorts of a fixed size, as this library draws them, are something else, and for
-    them it is an approximation that can be too low. "fixed" bounds what such cohorts leak, even if
-    a client's data is replaced by other data, so that the sum changes by up to 2 clip (Renyi
-    divergences; Wang et al., 2019); often it is far too high.
+    For central noise, and a client whose uploads all become 0. For local noise, take
+    `epsilon(noise / 2, visits, 1.0, delta)`, which hides a client with that number of visits: any
+    of its uploads may become any other.
 
-    For local noise, take `epsilon(noise / 2, visits, 1.0, delta)`, in which a client is hidden that
-    uploads so many times: any of its uploads may become any other.
+    Args:
+        noise: As given to `private`.
+        rounds: The number of rounds.
+        sampling_rate: The share of the clients in a cohort.
+        delta: The probability that the guarantee does not hold.
+        cohorts: How cohorts are drawn. Under "poisson" each client is in a cohort or not
+            independently of the others, which is what nearly all publications account for; the
+            number is tight (privacy loss distributions). Cohorts of a fixed size, as this library
+            draws them, are something else, and for them it is an approximation that can be too low.
+            "fixed" bounds what such cohorts leak, even if a client's data is replaced by other
+            data, so that the sum changes by up to 2 clip (Renyi divergences; Wang et al., 2019);
+            often it is far too high.
+
+    Raises:
+        InputError: A number is out of range, or dp-accounting is not installed.
     """
     _check_number("noise", noise)
     check_whole_number("rounds", rounds, least=1)
@@ -213,14 +233,9 @@ def epsilon(
         raise unknown("value of cohorts", cohorts, ("poisson", "fixed"))
     if noise == 0:
         return math.inf
-    try:
-        import dp_accounting as dp
-        from dp_accounting import pld, rdp
-    except ImportError as error:
-        raise InputError(
-            "epsilon is computed by dp-accounting, which is not installed. Install it with "
-            "pip install 'fedda[privacy]'."
-        ) from error
+    dp = import_extra("dp_accounting", extra="privacy", action="compute epsilon")
+    from dp_accounting import pld, rdp
+
     if cohorts == "poisson":
         one_round = dp.PoissonSampledDpEvent(sampling_rate, dp.GaussianDpEvent(noise))
         accountant = pld.PLDAccountant(dp.NeighboringRelation.ADD_OR_REMOVE_ONE)

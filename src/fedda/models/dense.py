@@ -1,0 +1,81 @@
+"""Fully connected networks: a linear model, a perceptron, and a deep autoencoder."""
+
+from itertools import pairwise
+
+from flax import nnx
+from jax import Array
+
+from fedda.models import Model, from_nnx
+
+INIT = nnx.initializers.glorot_uniform()
+
+
+class Linear(nnx.Module):
+    def __init__(self, features: int, classes: int, rngs: nnx.Rngs) -> None:
+        self.out = nnx.Linear(features, classes, kernel_init=INIT, rngs=rngs)
+
+    def __call__(self, x: Array) -> Array:
+        return self.out(x.reshape(x.shape[0], -1))
+
+
+def linear(features: int, classes: int) -> Model:
+    """Return a linear model with a bias, which flattens its inputs.
+
+    With the cross-entropy it is a softmax regression, with that of tags one logistic regression for
+    each tag.
+
+    Args:
+        features: The number of entries of an input.
+        classes: The number of outputs.
+    """
+    return from_nnx(lambda rngs: Linear(features, classes, rngs))
+
+
+class MLP(nnx.Module):
+    def __init__(self, features: int, hidden: int, classes: int, rngs: nnx.Rngs) -> None:
+        self.hidden = nnx.Linear(features, hidden, kernel_init=INIT, rngs=rngs)
+        self.out = nnx.Linear(hidden, classes, kernel_init=INIT, rngs=rngs)
+
+    def __call__(self, x: Array) -> Array:
+        return self.out(nnx.relu(self.hidden(x.reshape(x.shape[0], -1))))
+
+
+def mlp(features: int, hidden: int, classes: int) -> Model:
+    """Return a perceptron with one hidden layer, which flattens its inputs.
+
+    Args:
+        features: The number of entries of an input.
+        hidden: The number of hidden units.
+        classes: The number of outputs.
+    """
+    return from_nnx(lambda rngs: MLP(features, hidden, classes, rngs))
+
+
+class Autoencoder(nnx.Module):
+    def __init__(self, features: int, rngs: nnx.Rngs) -> None:
+        sizes = (features, 1000, 500, 250, 30, 250, 500, 1000, features)
+        self.layers = nnx.List(
+            nnx.Linear(inputs, outputs, kernel_init=INIT, rngs=rngs)
+            for inputs, outputs in pairwise(sizes)
+        )
+
+    def __call__(self, x: Array) -> Array:
+        x = x.reshape(x.shape[0], -1)
+        for number, layer in enumerate(self.layers, 1):
+            x = layer(x)
+            if number != 4:  # the code
+                x = nnx.sigmoid(x)
+        return x
+
+
+def autoencoder(features: int = 784) -> Model:
+    """Return the deep autoencoder of the federated EMNIST experiments.
+
+    Its layers have 1000, 500, 250, 30, 250, 500, 1000 and `features` outputs, with a sigmoid after
+    each but the code of 30 numbers. For images of 28x28 pixels it has 2,837,314 parameters. It
+    flattens its inputs.
+
+    Args:
+        features: The number of entries of an input.
+    """
+    return from_nnx(lambda rngs: Autoencoder(features, rngs))

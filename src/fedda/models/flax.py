@@ -1,0 +1,64 @@
+"""Models from Flax NNX modules."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from flax import nnx
+from jax import Array
+
+from fedda.errors import InputError
+from fedda.models import Model, Params, given_module
+
+
+def from_nnx(make: Callable[[Any], Any]) -> Model:
+    """Return a model from a Flax NNX module.
+
+    Its parameters are the module's `nnx.Param` values as nested dictionaries of arrays. Dropout
+    and other noise work: the training pass reseeds the module from its key.
+
+    Args:
+        make: `make(rngs)` returns the module.
+
+    Raises:
+        InputError: `make` is a module, or the module keeps more than parameters, such as the
+            statistics of BatchNorm.
+
+    Example:
+        `fedda.models.from_nnx(lambda rngs: nnx.Linear(64, 10, rngs=rngs))`
+    """
+    if isinstance(make, nnx.Module):
+        raise given_module("from_nnx", "rngs", make)
+
+    def build(key: Array) -> Any:
+        return make(nnx.Rngs(key))
+
+    shape = nnx.eval_shape(lambda: build(jax.random.key(0)))
+    split: Any = nnx.split(shape, nnx.Param, nnx.RngState, ...)
+    definition, params, noise, rest = split
+    if jax.tree.leaves(rest):
+        kinds = sorted({type(variable).__name__ for _, variable in nnx.to_flat_state(rest)})
+        raise InputError(
+            f"from_nnx got a module that keeps {', '.join(kinds)} besides its parameters, but a "
+            "federated model is its parameters alone. Use GroupNorm or LayerNorm, not BatchNorm."
+        )
+    noisy = bool(jax.tree.leaves(noise))
+
+    def init(key: Array) -> Params:
+        return nnx.to_pure_dict(nnx.state(build(key), nnx.Param))
+
+    def module(values: Params, key: Array, training: bool) -> Any:
+        state = jax.tree.map(lambda leaf: leaf, params)  # a copy: filling it in must not leak
+        nnx.replace_by_pure_dict(state, values)
+        rngs = [nnx.state(build(key), nnx.RngState)] if noisy else []
+        built = nnx.merge(definition, state, *rngs)
+        (built.train if training else built.eval)()
+        return built
+
+    def apply(values: Params, x: Any) -> Any:
+        return module(values, jax.random.key(0), training=False)(x)
+
+    def train(values: Params, x: Any, key: Array) -> Any:
+        return module(values, key, training=True)(x)
+
+    return Model(init=init, apply=apply, train=train if noisy else None)
