@@ -21,7 +21,7 @@ from fedda.data.federation import Shards, checked_pair, from_clients
 from fedda.data.streaming import Feed
 from fedda.errors import InputError, check_whole_number, is_finite, shown
 from fedda.models import Model
-from fedda.simulate import check_problem
+from fedda.simulate.check_problem import check_problem
 from fedda.simulate.cohort import SAMPLERS, Layout, automatic_chunk
 from fedda.simulate.devices import everywhere, mesh_for
 from fedda.simulate.grid import Batch, Begun, OnEvaluation, train_together
@@ -407,8 +407,7 @@ def _prepare(
     test = None if given.test is None else checked_pair(given.test, "the test set")
     plan = checked_plan(given, shards)
     full_rounds = last_rounds(given.stabilise, given.rounds)
-    check_problem.check_measures(loss, given.metrics, test)
-    check_problem.check_problem(model, loss, given.metrics, shards, test)
+    check_problem(model, loss, given.metrics, shards, test)
     mesh = mesh_for(given.devices, cohort, tree.size(model.shapes()))
     task = Task(model, loss, plan, tuple(given.metrics), given.reduction)
     hp = traced(values, model)

@@ -29,11 +29,18 @@ def shard(count, max_count, start=0, rows=1):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(rows, 3)), rng.normal(size=(rows, 2))
     start, count = jnp.asarray(start, "int32"), jnp.asarray(count, "int32")
-    return Shards(jnp.asarray(x), jnp.asarray(y), start, count, max_count, num_clients=1)
+    x, y = jax.device_put((x, y))
+    return Shards(x=x, y=y, start=start, count=count, max_count=max_count, num_clients=1)
 
 
 def task(*plan, **rest):
     return Task(MODEL, squared_error, Plan(*plan), **rest)
+
+
+@partial(jax.jit, static_argnums=0)
+def drawn(task, client, key):
+    """A client's batches, by one program."""
+    return task.batches(client, key)
 
 
 def plausible(observed, expected, freedom):
@@ -47,11 +54,13 @@ def plausible(observed, expected, freedom):
 
 
 def test_one_epoch_alone_is_the_first_of_many():
+    @jax.jit
+    def orders(key, client):
+        return shuffled(key, client, 4), shuffled_epochs(key, client, 27, 4)
+
     for count in (1, 5, 9):
-        client = shard(count, 9)
         for number in range(20):
-            key = random.key(number)
-            alone, many = shuffled(key, client, 4), shuffled_epochs(key, client, 27, 4)
+            alone, many = jax.device_get(orders(random.key(number), shard(count, 9)))
             np.testing.assert_array_equal(alone[:count], many[:count])
 
 
@@ -111,20 +120,20 @@ def test_an_epoch_that_is_only_begun_is_as_random():
 @pytest.mark.parametrize("plan", [Plan(4, 3), Plan(4, 3, "epochs"), Plan(4, unit="full")], ids=str)
 def test_a_client_draws_the_same_batches_alone_as_in_any_federation(plan):
     def batches(max_count):
-        return Task(MODEL, squared_error, plan).batches(shard(5, max_count), random.key(3))
+        found = drawn(Task(MODEL, squared_error, plan), shard(5, max_count), random.key(3))
+        keys = jax.vmap(lambda step: random.key_data(found.at(step).key))(np.arange(found.steps))
+        return jax.device_get((found.steps, found.rows.ravel(), found.mask.ravel(), keys))
 
-    alone = batches(5)
+    steps, rows, mask, keys = batches(5)
+    used = int(mask.sum())
+    assert mask[:used].all()
     for max_count in (6, 23):
-        other = batches(max_count)
-        assert alone.steps == other.steps
-        used = int(alone.mask.sum())
-        np.testing.assert_array_equal(alone.rows.ravel()[:used], other.rows.ravel()[:used])
-        assert alone.mask.ravel()[:used].all()
-        assert other.mask.ravel()[:used].all()
-        assert other.mask.sum() == used
-        for number in range(int(alone.steps)):
-            keys = [random.key_data(each.at(number).key) for each in (alone, other)]
-            np.testing.assert_array_equal(*keys)
+        other_steps, other_rows, other_mask, other_keys = batches(max_count)
+        assert steps == other_steps
+        np.testing.assert_array_equal(rows[:used], other_rows[:used])
+        assert other_mask[:used].all()
+        assert other_mask.sum() == used
+        np.testing.assert_array_equal(keys, other_keys)
 
 
 # ---------------------------------------------------------------------------- cutting into batches
@@ -151,7 +160,8 @@ def test_epochs_take_every_example_that_often(size, epochs):
         batches = task(size, epochs, "epochs").batches(shard(count, largest), random.key(5))
         return batches.steps, batches.rows, batches.mask
 
-    for count, (steps, rows, mask) in enumerate(zip(*draw(jnp.arange(largest + 1)), strict=True)):
+    counts = np.arange(largest + 1)
+    for count, steps, rows, mask in zip(counts, *jax.device_get(draw(counts)), strict=True):
         assert rows.shape[1:] == (1, size)
         assert steps == -(-epochs * count // size)  # T = ceil(E n / B)
         # The mask is exact: full batches, then the remainder, then nothing. Where it is false the
@@ -170,9 +180,9 @@ def test_local_steps_take_every_batch_once():
         order = last.at[0].set(last[1]).at[1].set(batch.rows[0, 0])
         return (visited, order), Seen(jnp.ones(()), batch.mask.sum(dtype=float))
 
-    batches = task(4, 2, "epochs").batches(shard(7, 9), random.key(5))
+    batches = drawn(task(4, 2, "epochs"), shard(7, 9), random.key(5))
     start = (jnp.zeros(7, "int32"), jnp.zeros(2, "int32"))
-    (visited, order), seen = local.steps(step, start, batches)
+    (visited, order), seen = jax.jit(partial(local.steps, step))(start, batches)
     np.testing.assert_array_equal(visited, np.full(7, 2))
     np.testing.assert_array_equal(order, batches.rows[2:4, 0, 0])
     assert seen == (4, 14, ())
@@ -194,7 +204,7 @@ def test_steps_may_be_written_out(monkeypatch, backend, amount, loops):
     expected = 0
     for row in np.asarray(batches.rows[:, 0, 0]):
         expected = 3 * expected + row
-    found, seen = number(jnp.zeros(()))
+    found, seen = jax.jit(number)(jnp.zeros(()))
     assert (found.item(), seen.loss.item()) == (expected, amount)
     program = jax.jit(number).lower(jnp.zeros(())).as_text()
     assert program.count("stablehlo.while") == loops
@@ -213,11 +223,12 @@ def test_clients_of_one_size_have_a_known_number_of_steps():
 
 def test_full_covers_each_row_once():
     for count, largest in ((7, 7), (7, 10), (1, 10), (3, 3)):
-        batches = task(3, 5, "full").batches(shard(count, largest), random.key(0))
+        batches = drawn(task(3, 5, "full"), shard(count, largest), random.key(0))
+        rows, mask = np.asarray(batches.rows), np.asarray(batches.mask)
         assert batches.steps == 1  # whatever the amount
-        assert batches.rows.shape == (1, -(-largest // 3), 3)
-        assert sorted(batches.rows[batches.mask].tolist()) == list(range(count))
-        assert not batches.rows[~batches.mask].any()
+        assert rows.shape == (1, -(-largest // 3), 3)
+        assert sorted(rows[mask].tolist()) == list(range(count))
+        assert not rows[~mask].any()
 
 
 # ------------------------------------------------------------------------------------- gradients
@@ -230,23 +241,24 @@ GRADIENT = jax.jit(Task.gradient, static_argnums=0)
 
 
 def params():
-    return jax.tree.map(jnp.asarray, PARAMS)
+    return jax.device_put(PARAMS)
 
 
-def expected(client, rows, reduce):
+@partial(jax.jit, static_argnums=0)
+def expected(reduce, params, x, y):
     """The gradient and the sum of the losses of these examples, with no mask in sight."""
-    where = START + np.asarray(rows)
-    x, y = client.x[where], client.y[where]
 
-    def loss(params):
-        return reduce(squared_error(MODEL.apply(params, x), y))
+    def losses(params):
+        return squared_error(MODEL.apply(params, x), y)
 
-    return jax.grad(loss)(params()), squared_error(MODEL.apply(params(), x), y).sum()
+    return jax.grad(lambda params: reduce(losses(params)))(params), losses(params).sum()
 
 
 def check_gradient(task, batch, client, rows, reduce, factor=1.0):
     gradient, seen = GRADIENT(task, params(), batch)
-    reference, loss = expected(client, rows, reduce)
+    where = START + np.asarray(rows)
+    x, y = np.asarray(client.x)[where], np.asarray(client.y)[where]
+    reference, loss = expected(reduce, params(), x, y)
     # Sums of at most a dozen numbers near 1, in float64.
     for name, values in gradient.items():
         np.testing.assert_allclose(values, factor * reference[name], rtol=1e-12, atol=1e-14)
@@ -260,11 +272,11 @@ def test_gradient_of_a_mini_batch_is_that_of_its_examples(reduction):
     # Two epochs of 7 in batches of 4: three full batches and one of two examples.
     client = shard(COUNT, 9, START, ROWS)
     work = task(4, 2, "epochs", reduction=reduction)
-    batches = work.batches(client, random.key(2))
+    batches = drawn(work, client, random.key(2))
     sizes = []
     for number in range(int(batches.steps)):
         batch = batches.at(number)
-        rows = batch.rows[batch.mask]
+        rows = np.asarray(batch.rows)[np.asarray(batch.mask)]
         sizes.append(len(rows))
         check_gradient(work, batch, client, rows, getattr(jnp, reduction))
     assert sizes == [4, 4, 4, 2]
@@ -277,7 +289,7 @@ def test_gradient_of_all_data_in_several_parts(largest):
     client = shard(COUNT, largest, START, ROWS)
     for reduction, factor in (("mean", 1), ("sum", 3)):
         work = task(3, 1, "full", reduction=reduction)
-        batch = work.batches(client, random.key(2)).at(0)
+        batch = drawn(work, client, random.key(2)).at(0)
         assert batch.rows.shape[0] > 1
         check_gradient(work, batch, client, range(COUNT), jnp.mean, factor)
 
@@ -290,7 +302,7 @@ def test_gradient_of_all_data_of_a_client_smaller_than_a_batch(largest):
     # As a sum, it is the sum of all 7, as in the one batch of an epoch.
     for reduction, factor in (("mean", 1), ("sum", COUNT)):
         work = task(10, 1, "full", reduction=reduction)
-        batch = work.batches(client, random.key(2)).at(0)
+        batch = drawn(work, client, random.key(2)).at(0)
         check_gradient(work, batch, client, range(COUNT), jnp.mean, factor)
 
 
@@ -362,7 +374,7 @@ def first_output(outputs, y):
 def test_evaluation_is_the_plain_mean(total, batch):
     data = shard(0, 0, rows=total)
     work = NOISY._replace(metrics=(first_output,))  # evaluation has no noise
-    values = work.evaluate(params(), data.x, data.y, batch)
+    values = jax.jit(partial(work.evaluate, batch=batch))(params(), data.x, data.y)
     x, y = np.asarray(data.x), np.asarray(data.y)
     outputs = np.tanh(x @ PARAMS["w"]) + PARAMS["b"]
     assert list(work.measures) == ["loss", "first_output"]

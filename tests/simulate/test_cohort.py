@@ -10,7 +10,8 @@ import pytest
 from jax.sharding import Mesh
 
 from fedda import api
-from fedda.core.task import Plan
+from fedda.core.task import Plan, Task
+from fedda.data.federation import Shards
 from fedda.models import Model
 from fedda.simulate.cohort import (
     SAMPLERS,
@@ -19,9 +20,8 @@ from fedda.simulate.cohort import (
     automatic_chunk,
     draw_cohort,
     fedopt_cohort,
-    padding,
 )
-from fedda.simulate.train import padding_waste, train
+from fedda.simulate.train import Setup, padding_waste, train
 
 MODULUS = 2**31 - 1  # a prime, of which 16807 is a primitive root: Park and Miller's generator
 
@@ -198,9 +198,13 @@ def lognormal(sigma, mean=100):
 EPOCH = Plan(20, 1, "epochs")
 
 
-def waste_of(layout, count, size=100):
-    rounds = [(draw_cohort(0, number, len(count), size), EPOCH) for number in range(50)]
-    return padding(layout, rounds, count)
+def waste_of(layout, count):
+    shards = Shards(None, None, None, count, int(count.max()), len(count))
+    setup = Setup(
+        algorithm=None, task=Task(None, None, EPOCH), shards=shards, test=None, rounds=50,
+        cohort=100, eval_every=50, stabilise=0, layout=layout,
+    )  # fmt: skip
+    return padding_waste(setup, seed=0)
 
 
 @pytest.mark.parametrize("devices", [1, 2])

@@ -72,7 +72,7 @@ def test_the_gradient_of_many_parts(dtype):
     x = np.ones((CLIENTS, 1))
     task = Task(model(dtype), rising, Plan(batch=1), reduction="sum")
     shard = from_clients([(x, np.zeros(CLIENTS))]).shard(0)
-    gradient = task.full_gradient(jnp.zeros((), dtype), shard, jax.random.key(0))
+    gradient = jax.jit(task.full_gradient)(jnp.zeros((), dtype), shard, jax.random.key(0))
     assert_is_one(-gradient, dtype)
 
 

@@ -36,14 +36,24 @@ with_feedback = pytest.mark.parametrize("name", ["top_k", "random_k"])
 RARE = 1e-6
 
 
-def through(codec, x, seed=0):
-    """One array, as it arrives."""
-    packet, _ = codec.encode(random.key(seed), codec.init(x), x)
+@functools.partial(jax.jit, static_argnums=0)
+def encode(codec, key, memory, upload):
+    return codec.encode(key, memory, upload)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def decode(codec, packet):
     return codec.decode(packet)
 
 
+def through(codec, x, seed=0):
+    """One array, as it arrives."""
+    packet, _ = encode(codec, random.key(seed), codec.init(x), x)
+    return decode(codec, packet)
+
+
 def numbers(*shape, seed=0, scale=1.0):
-    return jnp.asarray(scale * np.random.default_rng(seed).normal(size=shape))
+    return jax.device_put(scale * np.random.default_rng(seed).normal(size=shape))
 
 
 # --------------------------------------------------------------------------------- single arrays
@@ -86,9 +96,8 @@ def test_drawn_places_are_those_that_plain_integers_give(number, size):
             stretch[mixed(mixed(turn) ^ seed) % len(stretch)]
             for turn, stretch in enumerate(stretches)
         ]
-        np.testing.assert_array_equal(
-            compression.drawn_places(jnp.uint32(seed), number, size), expected
-        )
+        places = jax.jit(compression.drawn_places, static_argnums=(1, 2))
+        np.testing.assert_array_equal(places(np.uint32(seed), number, size), expected)
 
 
 @pytest.mark.usefixtures("x64")
@@ -151,16 +160,15 @@ def test_quantised_is_right_on_average(bits):
 @pytest.mark.parametrize("size", [256, 600, 601])
 def test_four_bits_are_two_to_a_byte(size):
     x = numbers(size).astype("float32")
-    packet, _ = compression.quantised(4).encode(random.key(0), (), x)
+    packet, _ = encode(compression.quantised(4), random.key(0), (), x)
     codes = np.asarray(packet.codes)
     assert codes.dtype == np.uint8
     assert codes.shape == ((size + 1) // 2,)
     whole = np.stack([codes % 16, codes // 16], 1).ravel()[:size].astype(int) - 8
     assert np.abs(whole).max() == 7
     scales = np.repeat(np.asarray(packet.scales), 256)[:size]
-    np.testing.assert_allclose(
-        compression.quantised(4).decode(packet), whole * scales / 7, rtol=1e-6
-    )
+    arrived = decode(compression.quantised(4), packet)
+    np.testing.assert_allclose(arrived, whole * scales / 7, rtol=1e-6)
 
 
 @every_codec
@@ -189,8 +197,8 @@ def test_small_arrays_and_whole_numbers_travel_as_they_are(codec):
 @every_codec
 def test_half_precision_stays_what_it_is(codec):
     x = numbers(400).astype("bfloat16")
-    packet, memory = codec.encode(random.key(0), codec.init(x), x)
-    assert codec.decode(packet).dtype == jnp.bfloat16
+    packet, memory = encode(codec, random.key(0), codec.init(x), x)
+    assert decode(codec, packet).dtype == jnp.bfloat16
     assert {leaf.dtype for leaf in jax.tree.leaves(memory)} <= {jnp.bfloat16.dtype}
     assert tree.nbytes(packet) < tree.nbytes(x)
 
@@ -215,8 +223,8 @@ def test_what_arrived_and_what_is_owed_is_what_was_given(name):
     ]
     memory, arrived = codec.init(uploads[0]), tree.zeros_like(uploads[0])
     for number, upload in enumerate(uploads):
-        packet, memory = codec.encode(random.key(number), memory, upload)
-        arrived = tree.add(arrived, codec.decode(packet))
+        packet, memory = encode(codec, random.key(number), memory, upload)
+        arrived = tree.add(arrived, decode(codec, packet))
     given = functools.reduce(tree.add, uploads)
     kernel = arrived["kernel"] + memory["kernel"]
     np.testing.assert_allclose(kernel, given["kernel"], rtol=0, atol=1e-12)

@@ -25,7 +25,7 @@ Options (all):
               what they would without M, and beta1^T; the server adds beta1^T M. The numbers are the
               same, down is half, and all that is uploaded is of this round.
     momentum  kept: as above. restarted: M <- 0 after every round, an ablation. As m has to grow
-              anew, the steps of the server are shorter then.
+              again, the steps of the server are shorter then.
 Options (adam, adagrad):
     units     grad: s = server_lr client_lr, e = eps, as printed. delta: s = server_lr,
               e = eps / client_lr, the units of FedOpt, whose momentum is one of model differences.
@@ -144,7 +144,7 @@ def work(
 
 
 def mean(sends: Sends, state: State, total: local.Weighted) -> Upload:
-    """The mean upload, with what M adds to the momenta of clients that do not know it."""
+    """Return the mean upload, with what M adds to the momenta of clients that do not know it."""
     upload: Upload = local.mean(total)
     if sends == "both":
         return upload

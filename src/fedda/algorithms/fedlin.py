@@ -94,14 +94,14 @@ def make(
             steps = jnp.asarray(batches.steps, lr.dtype)
             lr = lr / jnp.maximum(steps, 1)  # an empty client takes none
         if same_batch == "no":
-            own = task.full_gradient(server.params, shard, key)
+            full = task.full_gradient(server.params, shard, key)
 
         def step(y: PyTree, batch: Batch) -> tuple[PyTree, Seen]:
             gradient, seen = task.gradient(y, batch)
             share = task.batch_share(batch)
             correction = tree.scale(share, server.gradient)
             if same_batch == "no":
-                correction = tree.axpy(-share, own, correction)
+                correction = tree.axpy(-share, full, correction)
             else:
                 correction = tree.sub(correction, task.gradient(server.params, batch)[0])
             return tree.axpy(-lr, tree.add(gradient, correction), y), seen

@@ -48,14 +48,11 @@ def recall_at_5(logits: Array, tags: Array) -> tuple[Array, Array]:
     """
     has = _has(tags, logits)
     _, best = lax.top_k(logits, min(5, logits.shape[-1]))
-    found = jnp.take_along_axis(has, best, axis=-1)
-    return found.sum(-1, dtype=logits.dtype), has.sum(-1, dtype=logits.dtype)
+    hits = jnp.take_along_axis(has, best, axis=-1)
+    return hits.sum(-1, dtype=logits.dtype), has.sum(-1, dtype=logits.dtype)
 
 
 def _has(tags: Array, logits: Array) -> Array:
     """Tell whether an example has a tag, for every example and tag; a tag may be named twice."""
-
-    def row(tags: Array) -> Array:
-        return jnp.zeros(logits.shape[-1], bool).at[tags].set(True, mode="drop")
-
-    return jax.vmap(row)(tags.astype(jnp.int32))
+    none = jnp.zeros(logits.shape[-1], bool)
+    return jax.vmap(lambda row: none.at[row].set(True, mode="drop"))(tags.astype(jnp.int32))

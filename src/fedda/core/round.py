@@ -37,35 +37,32 @@ class _Contribution(NamedTuple):
     nonfinite: Array
 
 
-def _contribute(phase: Phase, task: Task, shared: PyTree, own: PyTree) -> tuple[PyTree, PyTree]:
+def _contribute(phase: Phase, task: Task, shared: PyTree, client: PyTree) -> tuple[PyTree, PyTree]:
     """Return one client's contribution and its new memory. That of an absent client is zeros."""
     hp, message, shards, key = shared
-    client, memory = own
-    shard = shards.shard(client)
-    sent, kept, seen = phase.work(hp, task, message, memory, shard, fold_in(key, client))
+    number, memory = client
+    shard = shards.shard(number)
+    sent, kept, seen = phase.work(hp, task, message, memory, shard, fold_in(key, number))
     present = shard.count > 0
     upload = tree.widen(phase.decoded(sent))  # so that narrow types do not saturate in the sum
     part = _Contribution(upload, seen, counted=present, nonfinite=jnp.asarray(False))
-    return _only_if(present, part), tree.where(present, kept, memory)
+    return tree.where(present, part, tree.zeros_like(part)), tree.where(present, kept, memory)
 
 
-def _only_if(allowed: Array, part: _Contribution) -> _Contribution:
-    return tree.where(allowed, part, tree.zeros_like(part))
-
-
-def _add_up(parts: PyTree, kept: PyTree, own: PyTree) -> tuple[PyTree, PyTree]:
+def _add_up(parts: PyTree, kept: PyTree, clients: PyTree) -> tuple[PyTree, PyTree]:
     """Return the sum of many clients' parts, and their memories. Skip uploads that are not finite.
 
     A sum is finite only if all its terms are, for nothing cancels an infinity. So clients are
     looked at one by one only if it is not, and mostly their uploads are read but once.
     """
-    _, memory = own
+    _, memory = clients
 
     def without_nonfinite() -> tuple[PyTree, PyTree]:
         finite = jax.vmap(lambda part: tree.all_finite((part.upload, part.seen)))(parts)
         present = parts.counted
-        sound = jax.vmap(_only_if)(finite, parts)._replace(nonfinite=present & ~finite)
-        return tree.sum_leading(sound), jax.vmap(tree.where)(present & finite, kept, memory)
+        only_if = jax.vmap(tree.where)
+        sound = only_if(finite, parts, tree.zeros_like(parts))._replace(nonfinite=present & ~finite)
+        return tree.sum_leading(sound), only_if(present & finite, kept, memory)
 
     total = tree.sum_leading(parts)
     sound = tree.all_finite((total.upload, total.seen))
@@ -103,9 +100,10 @@ def one_round(
     Args:
         algorithm: The algorithm.
         task: What is learnt, and how much local work a client does.
-        sum_over_clients: `(work, add_up, shared, own)` maps `work(shared, one client's own)` over
-            the leading axis of `own`; `add_up` makes one sum of the first results and keeps the
-            second. How that is laid out over chunks and devices is the simulator's business.
+        sum_over_clients: `(work, add_up, shared, clients)` maps `work(shared, client)` over the
+            leading axis of `clients`, their ids and memories; `add_up` makes one sum of the first
+            results and keeps the second. How that is laid out over chunks and devices is the
+            simulator's business.
         hp: The hyper-parameters.
         state: The server's state.
         memory: What clients keep, a row for each client.
@@ -122,26 +120,26 @@ def one_round(
     rows = cohort if slots is None else slots
     # The barrier keeps a GPU's compiler from reading these rows again after they are written, for
     # which it would copy the whole table.
-    own = old = lax.optimization_barrier(tree.take(memory, rows))
+    old = new = lax.optimization_barrier(tree.take(memory, rows))
     for number, phase in enumerate(algorithm.phases):
         shared = (hp, phase.send(hp, state), shards, fold_in(key, number))
         work = partial(_contribute, phase, task)
-        total, own = sum_over_clients(work, _add_up, shared, (cohort, own))
+        total, new = sum_over_clients(work, _add_up, shared, (cohort, new))
         state = merged(phase, hp, before, state, total.upload)
         usable &= (total.counted > 0) & tree.all_finite((total.upload, state))
         seen = _add_seen(seen, total.seen)
         nonfinite += total.nonfinite
     # A round whose sum is unusable never happened: neither for the server nor for its clients.
     state = tree.where(usable, state, before)
-    memory = tree.put(memory, rows, tree.where(usable, own, old))
+    kept = tree.where(usable, new, old)
+    memory = jax.tree.map(lambda table, values: table.at[rows].set(values), memory, kept)
     return state, memory, RoundInfo(seen, nonfinite, skipped=(~usable).astype("int32"))
 
 
 def _add_seen(one: Seen, other: Seen) -> Seen:
     """Add up the statistics of two phases, of which one may have no metrics."""
-    metrics = one.metrics or other.metrics
-    if one.metrics and other.metrics:
-        metrics = tree.add(one.metrics, other.metrics)
+    both = one.metrics and other.metrics
+    metrics = tree.add(one.metrics, other.metrics) if both else one.metrics or other.metrics
     return Seen(one.loss + other.loss, one.examples + other.examples, metrics)
 
 
@@ -155,8 +153,8 @@ def exchanges(
 
     def exchange(phase: Phase, hp: Hyper, params: PyTree, shards: Shards) -> tuple[PyTree, PyTree]:
         message = phase.send(hp, algorithm.init(hp, params))
-        own, key = algorithm.memory(hp, params), jax.random.key(0)
-        return message, phase.work(hp, task, message, own, shards.shard(0), key)[0]
+        memory, key = algorithm.memory(hp, params), jax.random.key(0)
+        return message, phase.work(hp, task, message, memory, shards.shard(0), key)[0]
 
     return [
         jax.eval_shape(partial(exchange, phase), hp, params, shards) for phase in algorithm.phases

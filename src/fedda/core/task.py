@@ -111,16 +111,14 @@ class Task(NamedTuple):
         """
         order_key, noise_key = random.split(key)
         size, amount, unit = self.plan
-        steps: int | Array = amount
         if unit == "full":
             rows, mask = (part[None] for part in self.whole(shard, noise_key)[1:3])
             return Batches(1, shard, rows=rows, mask=mask, key=noise_key)
-        used: int | Array = amount * size
-        room = amount * size
-        if unit == "epochs":
-            used, room = amount * shard.count, amount * shard.max_count
-            steps = -(-(room if shard.even else used) // size)
-        if unit == "epochs" and amount == 1:
+        epochs = unit == "epochs"
+        used = amount * (shard.count if epochs else size)
+        room = amount * (shard.max_count if epochs else size)
+        steps = -(-(room if shard.even else used) // size) if epochs else amount
+        if epochs and amount == 1:
             rows = shuffled(order_key, shard, size)
         else:
             rows = shuffled_epochs(order_key, shard, room, size)
@@ -181,7 +179,8 @@ class Task(NamedTuple):
 
         def sums(params: PyTree, rows: Array, mask: Array, key: Array) -> tuple[Array, Any]:
             x, y = batch.shard.rows(rows)
-            outputs = self.outputs(params, x, key)
+            model = self.model
+            outputs = model.apply(params, x) if model.train is None else model.train(params, x, key)
             loss = _sum(self.loss(outputs, y), mask)
             return loss, tuple(_sums(metric, outputs, y, mask) for metric in self.train_metrics)
 
@@ -196,12 +195,6 @@ class Task(NamedTuple):
             needed = parts if batch.shard.even else -(-batch.shard.count // size)
             total = lax.fori_loop(1, needed, lambda i, total: tree.add(total, part(i)), total)
         return total
-
-    def outputs(self, params: PyTree, x: Any, key: Array) -> Any:
-        """Return the model's outputs in training mode."""
-        if self.model.train is None:
-            return self.model.apply(params, x)
-        return self.model.train(params, x, key)
 
     @property
     def measures(self) -> dict[str, ExampleWise]:
@@ -226,10 +219,7 @@ class Task(NamedTuple):
             rows = first + jnp.arange(batch)
             inputs, labels = take_rows((x, y), rows % num_rows(y))
             outputs, counts = self.model.apply(params, inputs), rows < examples
-            return {
-                name: _sums(measure, outputs, labels, counts)
-                for name, measure in self.measures.items()
-            }
+            return {name: _sums(f, outputs, labels, counts) for name, f in self.measures.items()}
 
         return tree.sum_leading(lax.map(part, jnp.arange(0, num_rows(y), batch)))
 

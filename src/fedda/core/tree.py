@@ -87,12 +87,8 @@ def sum_leading(x: PyTree) -> PyTree:
     return jax.tree.map(total, x)
 
 
-def take(table: PyTree, rows: Array) -> PyTree:
+def take(table: PyTree, rows: Array | int) -> PyTree:
     return jax.tree.map(lambda leaf: leaf[rows], table)
-
-
-def put(table: PyTree, rows: Array, values: PyTree) -> PyTree:
-    return jax.tree.map(lambda leaf, value: leaf.at[rows].set(value), table, values)
 
 
 def all_finite(x: PyTree) -> Array:

@@ -25,26 +25,6 @@ def _readable(shape: tuple[int, ...] | str) -> str:
     return re.sub(rf"\b{TRIED}\b", "batch", str(shape))
 
 
-def check_measures(loss: Any, metrics: Any, test: Any) -> None:
-    """Check that a loss and metrics are functions, with names that a row has room for.
-
-    Raises:
-        InputError: They are not, or there are metrics but no test set.
-    """
-    if not callable(loss):
-        raise InputError(
-            f"loss must be a function such as fedda.losses.cross_entropy, got {loss!r}."
-        )
-    if callable(metrics) or not all(hasattr(metric, "__name__") for metric in metrics):
-        raise InputError("metrics must be a list of named functions, as def makes them.")
-    if metrics and test is None:
-        raise InputError("metrics are of the test set: give test=(x, y) too.")
-    names = ["round", "train_loss", "loss", *TOTALS, *(metric.__name__ for metric in metrics)]
-    for name in names:
-        if names.count(name) > 1:
-            raise InputError(f"the metric name {name!r} is taken: rename the function.")
-
-
 def check_problem(
     model: Model,
     loss: ExampleWise,
@@ -57,6 +37,16 @@ def check_problem(
     Raises:
         InputError: Something would fail inside a compiled program, or give wrong numbers silently.
     """
+    if not callable(loss):
+        raise InputError(f"loss must be a function such as losses.cross_entropy, got {loss!r}.")
+    if callable(metrics) or not all(hasattr(metric, "__name__") for metric in metrics):
+        raise InputError("metrics must be a list of named functions, as def makes them.")
+    if metrics and test is None:
+        raise InputError("metrics are of the test set: give test=(x, y) too.")
+    names = ["round", "train_loss", "loss", *TOTALS, *(metric.__name__ for metric in metrics)]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"the metric name {name!r} is taken: rename the function.")
     like = example(shards)
     if test is not None:
         if num_rows(test) == 0:

@@ -1,6 +1,6 @@
 """Cohorts: how they are drawn, and how their work is laid out over chunks and devices."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -120,40 +120,13 @@ def work_of(plan: Plan, count: np.ndarray) -> Work:
     return Work(examples, batches=-(-examples // plan.batch), computed=computed)
 
 
-def padding(
-    layout: Layout, rounds: Iterable[tuple[np.ndarray, Plan]], count: np.ndarray
-) -> dict[str, float]:
-    """Return the share of the computed examples that do not count.
-
-    Some fill up a client's last batch. The rest, also returned by itself as `unequal_clients`, are
-    batches of clients that wait for the largest of their chunk, and of places that no client has.
-
-    Args:
-        layout: How cohorts are laid out.
-        rounds: Pairs of a cohort and its plan.
-        count: The number of examples of every client.
-    """
-    examples = needed = slots = computed = 0
-    for cohort, plan in rounds:
-        devices, chunks, chunk = layout.places(len(cohort))
-        sizes = np.zeros(devices * chunks * chunk, np.int64)  # 0 where there is no client
-        sizes[: len(cohort)] = count[arrange(cohort, count, layout)]
-        work = work_of(plan, sizes)
-        batches = chunk * int(work.computed.reshape(-1, chunk).max(1).sum())
-        computed += batches
-        slots += batches * plan.batch
-        examples += int(work.examples.sum())
-        needed += int(work.batches.sum())
-    return {"total": 1 - examples / slots, "unequal_clients": 1 - needed / computed}
-
-
 def automatic_chunk(
     model_bytes: int, plan: Plan, count: np.ndarray, cohort: int, mesh: Mesh | None
 ) -> int:
     """Choose how many clients to work on together.
 
     A client's work holds its model some eight times. On a CPU the chunk should stay in a core's
-    cache; an accelerator is to be filled, but not more than half of it. Below that, a chunk is as
+    cache; an accelerator should be filled, but not more than half of it. Below that, a chunk is as
     large as pays off: a step of few clients costs more than their share of a step of many, but
     small clients that are together with large ones wait.
     """
@@ -187,16 +160,16 @@ def sum_over_clients(
     work: Callable[..., tuple[PyTree, PyTree]],
     add_up: Callable[..., tuple[PyTree, PyTree]],
     shared: PyTree,
-    own: PyTree,
+    clients: PyTree,
 ) -> tuple[PyTree, PyTree]:
-    """Map `work(shared, own[i])` over clients; return the sum of the first results, and the second.
+    """Map `work(shared, client)` over clients; return the sum of the first results, and the second.
 
-    The clients of a chunk are one vmap, and `add_up(first, second, own)` makes one sum of their
+    The clients of a chunk are one vmap, and `add_up(first, second, clients)` makes one sum of their
     first results; chunks follow one another with a running sum; every device has its share of the
     cohort. Places that fill the last chunk have an absent client.
     """
-    clients, memory = own
-    count = clients.shape[0]
+    ids, memory = clients
+    count = ids.shape[0]
     devices, chunks_each, chunk = layout.places(count)
     share = chunks_each * chunk
     filler = devices * share - count
@@ -204,36 +177,36 @@ def sum_over_clients(
     def pad(leaf: Array, value: int = 0) -> Array:
         return jnp.pad(leaf, [(0, filler)] + [(0, 0)] * (leaf.ndim - 1), constant_values=value)
 
-    padded = (pad(clients, np.iinfo(clients.dtype).max), jax.tree.map(pad, memory))
+    padded = (pad(ids, np.iinfo(ids.dtype).max), jax.tree.map(pad, memory))
 
     @jax.jit  # so that it is traced once, though its shape is asked for before it is called
-    def one_chunk(shared: PyTree, own: PyTree) -> tuple[PyTree, PyTree]:
+    def one_chunk(shared: PyTree, clients: PyTree) -> tuple[PyTree, PyTree]:
         if chunk == 1:  # XLA does better without an axis of one client
-            one = work(shared, jax.tree.map(lambda leaf: leaf[0], own))
+            one = work(shared, jax.tree.map(lambda leaf: leaf[0], clients))
             parts, kept = jax.tree.map(lambda leaf: leaf[None], one)
         else:
-            parts, kept = jax.vmap(work, (None, 0))(shared, own)
-        return add_up(parts, kept, own)
+            parts, kept = jax.vmap(work, (None, 0))(shared, clients)
+        return add_up(parts, kept, clients)
 
-    def one_device(shared: PyTree, own: PyTree) -> tuple[PyTree, PyTree]:
+    def one_device(shared: PyTree, clients: PyTree) -> tuple[PyTree, PyTree]:
         if chunks_each == 1:
-            return one_chunk(shared, own)
-        chunks = jax.tree.map(lambda leaf: leaf.reshape(-1, chunk, *leaf.shape[1:]), own)
+            return one_chunk(shared, clients)
+        chunks = jax.tree.map(lambda leaf: leaf.reshape(-1, chunk, *leaf.shape[1:]), clients)
         shape, _ = jax.eval_shape(one_chunk, shared, tree.take(chunks, jnp.asarray(0)))
         zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
 
-        def body(total: PyTree, own: PyTree) -> tuple[PyTree, PyTree]:
-            part, kept = one_chunk(shared, own)
+        def body(total: PyTree, clients: PyTree) -> tuple[PyTree, PyTree]:
+            part, kept = one_chunk(shared, clients)
             return tree.add(total, part), kept
 
         total, kept = lax.scan(body, zero, chunks)
         return total, jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), kept)
 
-    def its_share(shared: PyTree, own: PyTree) -> tuple[PyTree, PyTree]:
+    def its_share(shared: PyTree, clients: PyTree) -> tuple[PyTree, PyTree]:
         # Outside of this function all devices hold everything: what it gathers is gathered once.
         first = lax.axis_index("clients") * share
-        own = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, first, share), own)
-        total, kept = one_device(shared, own)
+        clients = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, first, share), clients)
+        total, kept = one_device(shared, clients)
         return _sum_over_devices(total), lax.all_gather(kept, "clients", tiled=True)
 
     whole, run = PartitionSpec(), one_device

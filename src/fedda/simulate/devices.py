@@ -108,19 +108,19 @@ def mesh_for(asked: int | None, cohort: int, parameters: int) -> Mesh | None:
     Raises:
         InputError: There are fewer devices, or several processes are to use only some.
     """
-    found = jax.devices()
-    if asked is not None and asked > len(found):
-        raise InputError(f"devices must be at most {len(found)}, as many as JAX sees, got {asked}.")
+    known = jax.devices()
+    if asked is not None and asked > len(known):
+        raise InputError(f"devices must be at most {len(known)}, as many as JAX sees, got {asked}.")
     if jax.process_count() > 1:
-        if asked not in (None, len(found)):
+        if asked not in (None, len(known)):
             raise InputError(
-                f"several processes use all their devices, which are {len(found)}, got "
+                f"several processes use all their devices, which are {len(known)}, got "
                 f"{asked} devices. Leave devices out."
             )
-        asked = len(found)
+        asked = len(known)
     worthwhile = max(1, cohort * parameters // WORTHWHILE)
-    count = min(cohort, worthwhile, len(found)) if asked is None else asked
-    return Mesh(np.array(found[:count]), ("clients",)) if count > 1 else None
+    count = min(cohort, worthwhile, len(known)) if asked is None else asked
+    return Mesh(np.array(known[:count]), ("clients",)) if count > 1 else None
 
 
 def everywhere(tree: PyTree, mesh: Mesh | None) -> PyTree:

@@ -12,7 +12,6 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import random
 from jax.sharding import NamedSharding, PartitionSpec
@@ -45,8 +44,7 @@ class Batch(NamedTuple):
     def states(self) -> list[ServerState]:
         """Return the server's state of each member, on the host, to make room on the device."""
         whole = jax.device_get(self.state)
-        count = len(self.members)
-        return [jax.tree.map(lambda leaf, i=i: leaf[i], whole) for i in range(count)]
+        return [tree.take(whole, i) for i in range(len(self.members))]
 
 
 class Part(NamedTuple):
@@ -160,7 +158,7 @@ def _train(
 def _some(hypers: Hyper, numbers: np.ndarray) -> Hyper:
     """Return the hyper-parameters of these runs, as `train` takes them."""
     chosen = numbers if len(numbers) > 1 else numbers[0]
-    return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[chosen]), hypers)
+    return jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf)[chosen]), hypers)
 
 
 def _member(row: Row, i: int) -> Row:

@@ -11,7 +11,6 @@ import re
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -43,15 +42,14 @@ def join(coordinator: str, processes: int, process: int, plan: dict[str, Any], w
         raise InputError(f"--coordinator must be HOST:PORT, of process 0, got {coordinator!r}.")
     if processes < 2 or not 0 <= process < processes:
         raise InputError(
-            f"--processes must be at least 2 and --process below it, from 0, got {processes} and "
-            f"{process}."
+            f"--processes must be at least 2 and --process below it, got {processes} and {process}."
         )
 
     def give_up() -> None:
         sys.stderr.write(
             f"fedda: not all of {processes} processes came to {coordinator} within {wait:g} "
-            "seconds. Start each with the same command and its own --process, from 0, and check "
-            "that all of them can reach that address, which must be one of process 0.\n"
+            "seconds. Start each with the same command and its own --process, and let HOST be an "
+            "address of process 0 that all of them can reach.\n"
         )
         os._exit(2)
 
@@ -141,7 +139,7 @@ def parting() -> Iterator[None]:
         if not code or not jax.distributed.is_initialized():
             raise
         if not isinstance(error, SystemExit):
-            traceback.print_exc()
+            sys.excepthook(*sys.exc_info())
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code if isinstance(code, int) else 1)

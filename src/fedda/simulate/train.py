@@ -4,7 +4,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial, wraps
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from fedda.data.federation import Shards, num_rows, take_rows
 from fedda.data.streaming import Block, Feed
 from fedda.models import Model
 from fedda.simulate.client_state import HostMemory
-from fedda.simulate.cohort import Layout, Sampler, arrange, draw_cohort, padding, sum_over_clients
+from fedda.simulate.cohort import Layout, Sampler, arrange, draw_cohort, sum_over_clients, work_of
 from fedda.simulate.devices import everywhere
 from fedda.storage import interrupts
 
@@ -309,7 +309,7 @@ def start(setup: Setup, hp: Hyper, seeds: Sequence[int]) -> Run:
     on_host = setup.host_rounds is not None
     clients = 0 if on_host else setup.shards.num_clients
     program = begin(setup.algorithm, setup.task.model, len(seeds) > 1, clients)
-    run = cast(Run, program(hp, _keys(seeds)))
+    run: Run = program(hp, _keys(seeds))
     if on_host:
         run = run._replace(memory=HostMemory(setup.algorithm.memory(hp, run.state.params)))
     return run
@@ -322,21 +322,30 @@ def averaged(rounds: int) -> int:
 
 def is_evaluated(setup: Setup, number: int) -> bool:
     """Tell whether there is an evaluation after this number of rounds."""
-    left = setup.rounds - number
-    if number % setup.eval_every == 0 or left == 0:
-        return True
-    late = left <= averaged(setup.rounds)
-    return setup.late_every > 0 and late and left % setup.late_every == 0
+    left, every = setup.rounds - number, setup.late_every
+    late = every > 0 and left <= averaged(setup.rounds) and left % every == 0
+    return number % setup.eval_every == 0 or left == 0 or late
 
 
 def padding_waste(setup: Setup, seed: int) -> dict[str, float]:
-    """Return the share of padding in the local work, in a sample of the rounds: see `padding`."""
-    clients = setup.shards.num_clients
-    rounds = (
-        (setup.sample(seed, number, clients, setup.cohort), setup.task_of(number).plan)
-        for number in range(0, setup.rounds, max(1, setup.rounds // 500))
-    )
-    return padding(setup.layout, rounds, np.asarray(setup.shards.count))
+    """Return the share of the computed examples that do not count, in a sample of a run's rounds.
+
+    Some fill up a client's last batch. The rest, also returned by itself as `unequal_clients`, are
+    batches of clients that wait for the largest of their chunk, and of places that no client has.
+    """
+    layout, count = setup.layout, np.asarray(setup.shards.count)
+    devices, chunks, chunk = layout.places(setup.cohort)
+    sizes = np.zeros(devices * chunks * chunk, np.int64)  # 0 where there is no client
+    examples = needed = slots = computed = 0
+    for number in range(0, setup.rounds, max(1, setup.rounds // 500)):
+        cohort = setup.sample(seed, number, setup.shards.num_clients, setup.cohort)
+        sizes[: setup.cohort] = count[arrange(cohort, count, layout)]
+        plan = setup.task_of(number).plan
+        work = work_of(plan, sizes)
+        batches = chunk * int(work.computed.reshape(-1, chunk).max(1).sum())
+        examples, needed = examples + int(work.examples.sum()), needed + int(work.batches.sum())
+        slots, computed = slots + batches * plan.batch, computed + batches
+    return {"total": 1 - examples / slots, "unequal_clients": 1 - needed / computed}
 
 
 def _keys(seeds: Sequence[int]) -> Array:

@@ -274,9 +274,8 @@ def _by_array(encode: Callable[[Array, Array], Part], feedback: bool) -> Codec:
 
     def encode_all(key: Array, memory: PyTree, upload: PyTree) -> tuple[PyTree, PyTree]:
         structure: Any = jax.tree.structure(upload)
-        leaves = jax.tree.leaves(upload)
-        keys = [random.fold_in(key, number) for number in range(len(leaves))]
-        pairs = [*map(encode_one, keys, structure.flatten_up_to(memory), leaves)]
+        keys = [random.fold_in(key, number) for number in range(structure.num_leaves)]
+        pairs = [*map(encode_one, keys, structure.flatten_up_to(memory), jax.tree.leaves(upload))]
         packet = structure.unflatten([part for part, _ in pairs])
         return packet, structure.unflatten([unsent for _, unsent in pairs])
 

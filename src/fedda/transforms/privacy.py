@@ -6,12 +6,12 @@
                    without counters, which are uploaded as they are
                u <- u min(1, clip / |u|)                        the norm is over the whole upload
                upload  u + s N(0, 1),  in place of a weight 1
-      central  s = noise clip / sqrt(clients): the sum of so many has noise of noise clip
+      central  s = noise clip / sqrt(clients): their sum has noise of noise clip
       local    s = noise clip
 
 Weights are a part of this. A weighted upload would tell how many examples a client has, and let a
 large client move the sum by more than clip; so all clients weigh the same, and nothing else of
-them is told: neither their training loss nor their number of examples.
+them is revealed: neither their training loss nor their number of examples.
 
 Central noise hides a client from all who see the sum alone, as under secure aggregation, or from
 all but a server that is trusted to look at nothing else. `clients` is then the number of uploads
