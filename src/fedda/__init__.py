@@ -20,4 +20,4 @@ __all__ = [
     "run_grid",
 ]
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.2.0"
