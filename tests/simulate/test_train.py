@@ -473,9 +473,8 @@ def test_parameters_of_ones_own_are_where_a_run_begins():
     ("settings", "message"),
     [
         ({"start": {"w": 1}}, "start must be the result of an earlier run, got dict. To begin"),
-        ({"name": ADAM}, "in it state.momentum['w'] is absent, here float32[3, 2]"),
-        ({"name": "scaffold"}, "in it state.control['w'] is absent, here float32[3, 2]"),
-        ({"memory_gb": 1e-9, "name": "scaffold"}, "what clients keep is on the host with this"),
+        ({"name": ADAM}, "in it .state.momentum['w'] is absent, here float32[3, 2]"),
+        ({"name": "scaffold"}, "in it .state.control['w'] is absent, here float32[3, 2]"),
     ],
     ids=str,
 )
@@ -485,6 +484,11 @@ def test_what_a_run_cannot_go_on_from(settings, message):
         run(**given)
 
 
+def test_memory_on_the_device_does_not_go_on_where_it_is_kept_on_the_host():
+    with pytest.raises(InputError, match=r"start is of another .* memory_gb.* in it \.memory"):
+        run("scaffold", start=run("scaffold"), memory_gb=1e-9)
+
+
 def test_a_point_of_a_grid_goes_on_if_its_clients_keep_nothing():
     def best(name):
         grid = {"client_lr": [0.1, 0.2]}
@@ -492,7 +496,7 @@ def test_a_point_of_a_grid_goes_on_if_its_clients_keep_nothing():
 
     more = run("fedavg", client_lr=0.2, start=best("fedavg"))
     assert [row["round"] for row in more.history] == [0, 3, 6, 8, 9, 12, 15, 16]
-    message = "in it memory['w'] is absent, here float32[5, 3, 2]"
+    message = "in it .memory['w'] is absent, here float32[5, 3, 2]"
     with pytest.raises(InputError, match=re.escape(message)):
         run("scaffold", start=best("scaffold"))
 

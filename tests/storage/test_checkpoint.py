@@ -20,9 +20,13 @@ class State(NamedTuple):
     step: Any
 
 
-def saved(path: Path, run: Any) -> Any:
+def saved(path: Path, run: Any, like: Any) -> Any:
+    """The tree that is read back from a file."""
     checkpoint.write(path, 7, checkpoint.on_host(run), NOTES)
-    return checkpoint.decode(checkpoint.read(path), jax.eval_shape(lambda: run), "runs/a")
+    number, arrays, notes = checkpoint.decode(checkpoint.read(path))
+    assert number == 7
+    assert str(notes) == str(NOTES)
+    return checkpoint.restored(arrays, like, "", "")
 
 
 @pytest.mark.parametrize(
@@ -35,11 +39,9 @@ def saved(path: Path, run: Any) -> Any:
 def test_every_type_comes_back_bit_by_bit(dtype: str, tmp_path: Path):
     numbers = jnp.arange(-3, 9).reshape(3, 4).astype(dtype)
     run = State({"matrix": numbers, "one": numbers[0, 0], "none": numbers[:0]}, jnp.int32(5))
-    found = saved(tmp_path / "file", run)
-    assert found.round == 7
-    assert str(found.progress) == str(NOTES["progress"])
-    assert jax.tree.structure(found.run) == jax.tree.structure(run)
-    for ours, theirs in zip(jax.tree.leaves(found.run), jax.tree.leaves(run), strict=True):
+    found = saved(tmp_path / "file", run, jax.eval_shape(lambda: run))
+    assert jax.tree.structure(found) == jax.tree.structure(run)
+    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(run), strict=True):
         assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
         assert ours.tobytes() == np.asarray(theirs).tobytes()
 
@@ -47,8 +49,7 @@ def test_every_type_comes_back_bit_by_bit(dtype: str, tmp_path: Path):
 def test_numpy_keeps_its_types_and_any_layout(tmp_path: Path):
     """Where 64-bit numbers are off, JAX would make float32 of them."""
     run = {"wide": np.arange(6.0).reshape(2, 3).T, "every second": np.arange(10)[::2]}
-    checkpoint.write(tmp_path / "file", 0, checkpoint.on_host(run), NOTES)
-    found = checkpoint.decode(checkpoint.read(tmp_path / "file"), run, "").run
+    found = saved(tmp_path / "file", run, run)
     for name, array in run.items():
         assert found[name].dtype == array.dtype
         np.testing.assert_array_equal(found[name], array)
@@ -57,7 +58,7 @@ def test_numpy_keeps_its_types_and_any_layout(tmp_path: Path):
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
 def test_random_keys_come_back(impl: str, tmp_path: Path):
     run = {"one": jax.random.key(3, impl=impl), "more": jax.random.split(jax.random.key(4), 3)}
-    found = saved(tmp_path / "file", run).run
+    found = saved(tmp_path / "file", run, jax.eval_shape(lambda: run))
     for name, keys in run.items():
         assert (found[name].dtype, found[name].shape) == (keys.dtype, keys.shape)
         draws = (
@@ -72,9 +73,8 @@ def test_memory_of_visited_clients_may_have_grown(tmp_path: Path):
     new = {"w": np.ones((3, 4, 2), np.float32), "count": np.arange(3, dtype=np.int32)}
     memory.put(np.array([5, 9, 2]), new)
     run = {"memory": memory, "step": np.int32(1)}
-    checkpoint.write(tmp_path / "file", 0, checkpoint.on_host(run), NOTES)
     like = {"memory": HostMemory(blank), "step": np.int32(0)}
-    found = checkpoint.decode(checkpoint.read(tmp_path / "file"), like, "").run["memory"]
+    found = saved(tmp_path / "file", run, like)["memory"]
     clients = np.array([2, 3, 5, 9])
     for ours, theirs in zip(
         jax.tree.leaves(found.take(clients)), jax.tree.leaves(memory.take(clients)), strict=True
@@ -94,18 +94,20 @@ W, V = jnp.zeros((2, 3)), jnp.zeros(3)
 @pytest.mark.parametrize(
     ("like", "message"),
     [
-        ({"v": V.astype("int32"), "w": W}, r"\['v'\] float32\[3\], and this run \['v'\] int32"),
-        ({"v": V, "w": W.T}, r"\['w'\] float32\[2, 3\], and this run \['w'\] float32\[3, 2\]"),
-        ({"v": jnp.zeros(4), "w": W}, r"float32\[3\], and this run .*float32\[4\]"),
-        ({"v": V}, r"has \['w'\] float32\[2, 3\], and this run no array\. Nothing was changed"),
-        ({"u": V, "w": W}, r"has \['v'\] .*, and this run \['u'\]"),
-        ({"v": V, "w": W, "x": V}, r"has no array, and this run \['x'\]"),
+        (
+            {"v": V.astype("int32"), "w": W},
+            r"in it \['v'\] is float32\[3\], here int32\[3\]\. Do",
+        ),
+        ({"v": V, "w": W.T}, r"in it \['w'\] is float32\[2, 3\], here float32\[3, 2\]"),
+        ({"v": jnp.zeros(4), "w": W}, r"in it \['v'\] is float32\[3\], here float32\[4\]"),
+        ({"v": V}, r"in it \['w'\] is float32\[2, 3\], here absent"),
+        ({"u": V, "w": W}, r"in it \['u'\] is absent, here float32\[3\]"),
+        ({"v": jnp.zeros((0, 3)), "w": W}, r"in it \['v'\] is float32\[\], here float32\[3\]"),
     ],
 )
-def test_another_model_is_refused(like: Any, message: str, tmp_path: Path):
-    checkpoint.write(tmp_path / "file", 0, checkpoint.on_host({"v": V, "w": W}), NOTES)
-    with pytest.raises(InputError, match=f"^runs/a holds a run of another model.*{message}"):
-        checkpoint.decode(checkpoint.read(tmp_path / "file"), like, "runs/a")
+def test_another_model_is_refused(like: Any, message: str):
+    with pytest.raises(InputError, match=f"^The run is of another .*{message}"):
+        checkpoint.restored(checkpoint.on_host({"v": V, "w": W}), like, "The run", "Do so.")
 
 
 def test_every_bit_of_a_file_counts(tmp_path: Path):

@@ -6,16 +6,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedda.algorithms.registry import plain
-from fedda.core import tree
 from fedda.core.tree import PyTree
 from fedda.errors import InputError
 from fedda.simulate import hosts
 from fedda.simulate import train as simulate
-from fedda.simulate.client_state import HostMemory
-from fedda.simulate.train import Row, Run, Setup, begin
+from fedda.simulate.train import Row, Run, Setup
+from fedda.storage.checkpoint import on_host, restored
 from fedda.storage.directory import RunDirectory
 
 
@@ -64,7 +62,7 @@ def train_run(
     """
     first, run = 0, None
     if start is not None:
-        run = _continued(setup, hp, start)
+        run = _continued(setup, hp, seed, start)
         first = start.history[-1]["round"]
         setup = setup._replace(rounds=first + setup.rounds)
     found = kept.read_back(lambda: _like(setup, hp, seed), hosts.from_first)
@@ -117,50 +115,25 @@ def why_untrained(row: Row) -> str | None:
 
 # ------------------------------------------------------------------- to continue an earlier result
 
+ADVICE = (
+    "To begin with parameters alone, give model._replace(init=lambda key: params) as model. Results "
+    "of run_grid lack what clients keep, the memory."
+)
 
-def _continued(setup: Setup, hp: Any, start: Result) -> Run:
+
+def _continued(setup: Setup, hp: Any, seed: int, start: Result) -> Run:
     """Return the run of a result, copied: a program reuses the memory of what it is given."""
-    instead = (
-        "To begin with parameters alone, give model._replace(init=lambda key: params) as model."
-    )
     if not isinstance(start, Result):
         raise InputError(
-            f"start must be the result of an earlier run, got {type(start).__name__}. {instead}"
+            f"start must be the result of an earlier run, got {type(start).__name__}. {ADVICE}"
         )
-    on_host = setup.host_rounds is not None
-    if on_host != isinstance(start.memory, HostMemory):
-        raise InputError(
-            f"what clients keep is on the {'host' if on_host else 'device'} with this memory_gb, "
-            "and start does not have it there. Give the memory_gb that start was made with."
-        )
-    rows = 1 if on_host else setup.shards.num_clients
-    begun = begin(setup.algorithm, setup.task.model, False, rows)
-    like = jax.eval_shape(begun, hp, jax.random.key(0))
-    memory = start.memory.take(np.zeros(1, int)) if on_host else start.memory
-    given, wanted = (
-        tree.types("state", state) | tree.types("memory", kept)
-        for state, kept in ((start.state, memory), (like.state, like.memory))
-    )
-    for path in {**wanted, **given}:
-        if given.get(path) != wanted.get(path):
-            raise InputError(
-                "start is of another algorithm, model or federation, or of run_grid, which leaves "
-                f"out what clients keep: in it {path} is {given.get(path, 'absent')}, here "
-                f"{wanted.get(path, 'absent')}. {instead}"
-            )
-    last = start.history[-1]
-    return Run(
-        _copied(start.state, like.state),
-        jax.tree.map(np.array, start.memory) if on_host else _copied(start.memory, like.memory),
-        jnp.int32(last["nonfinite_clients"]),
-        jnp.int32(last["skipped_rounds"]),
-    )
-
-
-def _copied(x: PyTree, like: PyTree) -> PyTree:
-    """Return the numbers of one tree in the structure of another, whose classes may be new."""
-    leaves = [jnp.array(np.asarray(leaf)) for leaf in jax.tree.leaves(x)]
-    return jax.tree.unflatten(jax.tree.structure(like), leaves)
+    counts = [
+        jnp.int32(start.history[-1][name]) for name in ("nonfinite_clients", "skipped_rounds")
+    ]
+    arrays = on_host(Run(start.state, start.memory, *counts))
+    copies = {name: array.copy() for name, array in arrays.items()}
+    run: Run = restored(copies, _like(setup, hp, seed), "start", ADVICE)
+    return run
 
 
 def _counted_on(last: Row, row: Row) -> Row:

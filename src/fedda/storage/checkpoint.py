@@ -6,10 +6,9 @@ is whole.
 """
 
 import hashlib
-import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,7 +50,7 @@ def write(path: Path, number: int, arrays: Mapping[str, np.ndarray], notes: Any)
     header = json.dumps({"round": number, "arrays": about, "notes": notes})
     digest = hashlib.sha256()
     parts: list[bytes | memoryview] = [f"{header}\n".encode(), *map(_as_bytes, arrays.values())]
-    with replacing(path) as file:
+    with replacing(path, path.with_name(".part")) as file:  # the next one uses the same
         for part in parts:
             file.write(part)
             digest.update(part)
@@ -74,45 +73,44 @@ def read(path: Path) -> bytes:
     return content
 
 
-def decode(content: bytes, like: PyTree, where: str) -> Checkpoint:
-    """Return the checkpoint that a file holds.
-
-    Args:
-        content: The content of the file, verified.
-        like: A tree with the structure, types and shapes that are expected. Where its arrays have
-            length 0, those of the checkpoint may have any length.
-        where: The directory, for an error.
-
-    Raises:
-        InputError: The arrays are of other types or shapes.
-    """
+def decode(content: bytes) -> tuple[int, dict[str, np.ndarray], dict[str, Any]]:
+    """Return the round, the arrays and the notes of a checkpoint file with this content."""
     position = content.index(b"\n") + 1
     header = json.loads(content[:position])
-    named = jax.tree_util.tree_leaves_with_path(like)
-    expected = [
-        [jax.tree_util.keystr(path), str(data.dtype), list(data.shape)]
-        for path, data in ((path, _data(leaf)) for path, leaf in named)
-    ]
-    nothing: list[Any] = ["no", "array", ""]
-    for found, wanted in itertools.zip_longest(header["arrays"], expected, fillvalue=nothing):
-        fixed = 1 if wanted[2][:1] == [0] else 0  # the first axis of which the length counts
-        if [*found[:2], found[2][fixed:]] != [*wanted[:2], wanted[2][fixed:]]:
-            raise InputError(
-                f"{where} holds a run of another model, or of JAX with another jax_enable_x64: its "
-                f"checkpoint of round {header['round']} has {_text(found)}, and this run "
-                f"{_text(wanted)}. Nothing was changed. Use what the run was begun with, or choose "
-                "another directory."
-            )
-    arrays: list[Any] = []
-    for (_, dtype, shape), (_, leaf) in zip(header["arrays"], named, strict=True):
+    arrays = {}
+    for name, dtype, shape in header["arrays"]:
         array = np.frombuffer(content, jnp.dtype(dtype), math.prod(shape), position)
+        arrays[name] = array.reshape(shape)
         position += array.nbytes
-        arrays.append(array.reshape(shape))
-        if _is_key(leaf):
-            impl = jax.random.key_impl(jnp.empty((), leaf.dtype))
-            arrays[-1] = jax.random.wrap_key_data(arrays[-1], impl=impl)
-    run = jax.tree.unflatten(jax.tree.structure(like), arrays)
-    return Checkpoint(header["round"], run, header["notes"])
+    return header["round"], arrays, header["notes"]
+
+
+def restored(arrays: Mapping[str, np.ndarray], like: PyTree, what: str, advice: str) -> PyTree:
+    """Return arrays by name as a tree.
+
+    Args:
+        arrays: What `on_host` gave.
+        like: A tree with the structure, types and shapes that are expected. Where its arrays have
+            length 0, those of the result may have any length.
+        what: What the arrays are of, for an error.
+        advice: What to do about an error.
+
+    Raises:
+        InputError: The arrays are of other names, types or shapes.
+    """
+    named = jax.tree_util.tree_leaves_with_path(like)
+    leaves = {jax.tree_util.keystr(path): leaf for path, leaf in named}
+    for name in {**leaves, **arrays}:
+        expected = _data(leaves[name]) if name in leaves else None
+        any_length = expected is not None and expected.shape[:1] == (0,)
+        there, here = (_type(array, any_length) for array in (arrays.get(name), expected))
+        if there != here:
+            raise InputError(
+                f"{what} is of another algorithm, model, federation or memory_gb, or of JAX with "
+                f"another jax_enable_x64: in it {name} is {there}, here {here}. {advice}"
+            )
+    whole = [_as_keys(arrays[name], leaf) for name, leaf in leaves.items()]
+    return jax.tree.unflatten(jax.tree.structure(like), whole)
 
 
 def digest(tree: PyTree) -> str:
@@ -128,8 +126,8 @@ def _as_bytes(array: np.ndarray) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def _text(array: Sequence[Any]) -> str:
-    return "{} {}{}".format(*array)
+def _type(array: Any, any_length: bool) -> str:
+    return "absent" if array is None else f"{array.dtype}{list(array.shape[any_length:])}"
 
 
 def _data(leaf: Any) -> Any:
@@ -138,6 +136,14 @@ def _data(leaf: Any) -> Any:
         return leaf
     keys = isinstance(leaf, jax.Array)
     return jax.random.key_data(leaf) if keys else jax.eval_shape(jax.random.key_data, leaf)
+
+
+def _as_keys(array: np.ndarray, like: Any) -> Any:
+    """Return an array; where random keys are expected, those that it holds the numbers of."""
+    if not _is_key(like):
+        return array
+    impl = jax.random.key_impl(jnp.empty((), like.dtype))
+    return jax.random.wrap_key_data(jnp.asarray(array), impl=impl)
 
 
 def _is_key(leaf: Any) -> bool:

@@ -41,6 +41,8 @@ SUMMARY = "summary.json"
 KEPT = 3  # checkpoints: more than one, so that a damaged file costs some rounds and not the run
 COPIES = 2  # on the host while a checkpoint is made: of JAX, if it is on a device, and ours
 
+ADVICE = "Nothing was changed. Use what the run was begun with, or choose another directory."
+
 Row = dict[str, Any]
 
 
@@ -135,8 +137,11 @@ class RunDirectory:
             InputError: A file is damaged, or belongs to another run.
         """
         content = share(lambda: checkpoint.read(path[-1]) if (path := self._checkpoints()) else b"")
-        where = str(self.path or "the run directory")
-        found = checkpoint.decode(content, like(), where) if content else None
+        found = None
+        if content:
+            number, arrays, notes = checkpoint.decode(content)
+            what = f"the checkpoint of round {number} in {self.path or 'the run directory'}"
+            found = Checkpoint(number, checkpoint.restored(arrays, like(), what, ADVICE), notes)
         log = share(lambda: b"" if found is None else self._log_of(found))
         if found is not None:
             self.history = [json.loads(line) for line in log.splitlines()]
@@ -180,10 +185,7 @@ class RunDirectory:
         return log
 
     def _cut(self, path: Path, log: bytes) -> None:
-        """Cut off the lines that will be written again, and delete parts of unfinished files."""
-        for name in (CONFIG, SUMMARY, "checkpoints/round-*"):
-            for part in path.parent.glob(files.part_of(name)):
-                part.unlink()
+        """Cut off the lines that will be written again."""
         if path.exists() and path.stat().st_size > len(log):
             os.truncate(path, len(log))
         self._log_size, self._log_digest = len(log), hashlib.sha256(log)

@@ -120,16 +120,15 @@ def naming(path: str | Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def part_of(name: str, process: int | str = "*") -> str:
-    """Return the name under which a process writes a file before it is whole."""
-    folder, _, file = name.rpartition("/")
-    return os.path.join(folder, f".{file}.{process}.part")
-
-
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Write a file so that a reader finds the old content or the new one, never a part."""
-    temporary = path.with_name(part_of(path.name, os.getpid()))
+def replacing(path: Path, temporary: Path | None = None) -> Iterator[BinaryIO]:
+    """Write a file so that a reader finds the old content or the new one, never a part.
+
+    Args:
+        path: The file.
+        temporary: Where to write before the file is whole; else a name of this process alone.
+    """
+    temporary = temporary or path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(temporary, "wb") as file:
             yield file
