@@ -77,11 +77,6 @@ def is_counter(part: Any) -> bool:
     return isinstance(part, Counter)
 
 
-def without_counters(upload: PyTree) -> PyTree:
-    """Return the upload with `()` in place of its counters."""
-    return jax.tree.map(lambda part: () if is_counter(part) else part, upload, is_leaf=is_counter)
-
-
 def is_weighted(part: Any) -> bool:
     """Tell whether a part of an upload is `Weighted`: an `is_leaf` for `jax.tree.map`."""
     return isinstance(part, Weighted)

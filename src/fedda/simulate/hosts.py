@@ -68,9 +68,8 @@ def join(coordinator: str, processes: int, process: int, plan: dict[str, Any], w
         coordinator_bind_address=coordinator,
     )
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # JAX would take note of it, and go on
-    first, *others = (
-        json.loads(data) for data in _from_all(json.dumps(plan | {"processes": processes}).encode())
-    )
+    plan = plan | {"processes": processes}
+    first, *others = map(json.loads, _from_all(json.dumps(plan).encode()))
     deadline.cancel()
     for number, other in enumerate(others, 1):
         for name in first | other:
@@ -141,5 +140,4 @@ def parting() -> Iterator[None]:
         if not isinstance(error, SystemExit):
             sys.excepthook(*sys.exc_info())
         sys.stdout.flush()
-        sys.stderr.flush()
         os._exit(code if isinstance(code, int) else 1)
