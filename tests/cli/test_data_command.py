@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 from fedda.data import catalogue, datasets, sandbox
-from fedda.data.catalogue import Download
 from fedda.errors import InputError
 from helpers.archives import tar_bz2
 from helpers.downloads import CONTENT, Server
@@ -54,7 +53,7 @@ def remote(server: Server, tmp_path: Path, monkeypatch) -> Server:
     (tmp_path / "archive").unlink()
     dataset = catalogue.DATASETS["emnist-digits"]
     url = dataset.downloads[0].url
-    changed = catalogue.Dataset("", dataset.readers, (Download(url, checksum),))
+    changed = catalogue.Dataset("", dataset.readers, ((url, checksum),))
     monkeypatch.setitem(catalogue.DATASETS, "emnist-digits", changed)
     return server
 
@@ -269,7 +268,7 @@ def test_data_show_says_where_counts_end(fedda, tmp_path):
         (["fetch", "stackexchange"], "Extract Posts.xml"),
         (["fetch", "emnist", "--mirror", "file:///tmp"], "begins with http:// or https://"),
         (["fetch", "emnist", "--mirror", "http://127.0.0.1:9/x"], "--mirror URL, and files down"),
-        (["import", "emnist", "nowhere"], "there are no files at"),
+        (["import", "emnist", "nowhere"], "nowhere does not exist"),
         (["import", "emnist", "nowhere", "--label", "l"], "Leave out: --label"),
         (["import", "a/b", "nowhere"], "'a/b' cannot be the name of a data set"),
         (["verify", "emnist"], "the data set emnist (handwritten digits and letters of 3,400 wr"),

@@ -43,7 +43,7 @@ def test_a_wrong_command_has_one_suggestion(fedda):
         (["run", "client_lr=-1"], "client_lr of fedda-sgdm must be a positive number, got -1."),
         (["run", "client_lr=nan"], "client_lr of fedda-sgdm must be a positive number, got nan."),
         (["run", "cohort=101"], "cohort must be at most the number of clients, which is 100"),
-        (["run", "partition=dirichlett:1"], "did you mean dirichlet?"),
+        (["run", "partition=dirichlett:1"], "Did you mean dirichlet:ALPHA?"),
         (["run", "devices=99"], "devices must be at most"),
         (["run", "nothing.toml"], "there is no configuration file nothing.toml"),
         (["run", "what"], "expected one CONFIG.toml at most"),

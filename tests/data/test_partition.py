@@ -260,19 +260,22 @@ def test_split_passes_alpha_on():
     )
 
 
-FORMS = "partition must be iid, dirichlet:ALPHA, pachinko[:ALPHA] or user, got "
+FORMS = "partition must be iid, dirichlet:ALPHA, pachinko[:ALPHA], user, got "
 ALPHA = "alpha must be a positive finite number, got "
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("dirichlett:0.3", FORMS + "'dirichlett:0.3' (did you mean dirichlet?)"),
-        ("zzz", FORMS + "'zzz' (for example dirichlet:0.3)"),
-        ("", FORMS + "'' (for example dirichlet:0.3)"),
-        ("iid:0.3", FORMS + "'iid:0.3' (iid takes no alpha)"),
-        ("user:3", FORMS + "'user:3' (user takes no alpha)"),
-        ("dirichlet", FORMS + "'dirichlet' (add an alpha, for example dirichlet:0.3)"),
+        (
+            "dirichlett:0.3",
+            "unknown partition 'dirichlett:0.3'. Did you mean dirichlet:ALPHA? Known: ",
+        ),
+        ("zzz", "unknown partition 'zzz'. Known: dirichlet:ALPHA, iid, pachinko[:ALPHA], user."),
+        ("", "unknown partition ''. Known: "),
+        ("iid:0.3", FORMS + "'iid:0.3'. Only dirichlet and pachinko have an alpha"),
+        ("user:3", FORMS + "'user:3'. Only dirichlet and pachinko have an alpha"),
+        ("dirichlet", FORMS + "'dirichlet'. Only dirichlet and pachinko have"),
         ("dirichlet:", ALPHA + "'' (for example 0.3)"),
         ("dirichlet:0,3", ALPHA + "'0,3' (for example 0.3)"),
         ("dirichlet:0", ALPHA + "'0' (for example 0.3)"),

@@ -1,6 +1,5 @@
 """The CIFAR-100 archive is read exactly, and a hostile pickle is refused before it can act."""
 
-import hashlib
 import os
 import pickle
 import struct
@@ -125,19 +124,6 @@ def test_the_reader_fills_a_store(tmp_path):
     np.testing.assert_array_equal(made.splits["test"].column("y", 0), [1] * 7)
 
 
-def test_the_store_says_whether_its_files_are_the_official_ones(tmp_path, monkeypatch):
-    path = folder(tmp_path, FILES["python 2"])
-    words = "Not byte for byte the official ones: train and test."
-    assert words in cifar_python.read(path, "cifar100").description
-    own = {"train": FILES["python 2"], "test": FILES["protocol 2"]}
-    sums = {split: hashlib.md5(content).hexdigest() for split, content in own.items()}
-    monkeypatch.setattr(cifar_python, "MD5", sums)
-    assert "Its files are the official ones." in cifar_python.read(path, "cifar100").description
-    (path / "cifar-100-python" / "test").write_bytes(FILES["protocol 3"])
-    words = "Not byte for byte the official ones: test."
-    assert words in cifar_python.read(path, "cifar100").description
-
-
 def test_other_folders_are_not_found(tmp_path):
     assert not cifar_python.files(tmp_path, "cifar100")
     (tmp_path / "train").mkdir()
@@ -169,9 +155,8 @@ def test_a_missing_split_is_named(tmp_path):
         ({b"fine_labels": [*FINE[:6], 100]}, "'fine_labels' is 100 in example 6, expected 0 to 99"),
         ({b"fine_labels": [-1, *FINE[1:]]}, "'fine_labels' is -1 in example 0"),
         ({b"coarse_labels": [*COARSE[:6], 20]}, "'coarse_labels' is 20 in example 6"),
-        ({b"fine_labels": [b"a", *FINE[1:]]}, "labels are no list of whole numbers"),
-        ({b"fine_labels": [True, *FINE[1:]]}, "labels are no list of whole numbers"),
-        ({b"fine_labels": None}, "labels are no list of whole numbers"),
+        ({b"fine_labels": [b"a", *FINE[1:]]}, "'fine_labels' is .* expected integers"),
+        ({b"fine_labels": None}, "'fine_labels' is object of .* expected integers"),
         ({b"fine_labels": [2**70, *FINE[1:]]}, "OverflowError"),
     ],
 )

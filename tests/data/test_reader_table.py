@@ -1,11 +1,11 @@
 """A user's own table becomes clients, or is refused by file, column and row."""
 
-import builtins
 import contextlib
 import hashlib
 import os
 import pickle
 import re
+import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -276,7 +276,7 @@ def test_as_many_numbers_to_predict_everywhere(tmp_path, kind):
         arrays = {"x": range(4), "y": np.ones((4, numbers))}
         own = {"client": list("abab")} if kind == "grouped" else {}
         npz(tmp_path / f"{numbers}.npz", **arrays, **own)
-    words = r"of one kind, but there are float32 x 2 in .*2\.npz, float32 x 3 in .*3\.npz"
+    words = r"a label float32 of \(2,\) in .*2\.npz, .* a label float32 of \(3,\) in .*3\.npz"
     with pytest.raises(InputError, match=words):
         table.read(tmp_path, "mine")
 
@@ -388,15 +388,10 @@ def at(value, row, dtype=float):
         ({"y": np.zeros((10, 2, 2))}, r"'y' is float64 of the shape \(10, 2, 2\)"),
         ({"y": np.zeros((10, 0))}, r"'y' has the shape \(10, 0\)"),
         ({"y": at(np.inf, 6)}, "column 'y' has inf in row 6"),
-        ({"y": [0, 0, -1, 0, 0, 0, 0, 0, 0, 0]}, "label 'y' is -1 in row 2"),
-        ({"y": [0, 0, 2**31, 0, 0, 0, 0, 0, 0, 0]}, "label 'y' is 2147483648 in row 2"),
+        ({"y": [0, 0, -1, 0, 0, 0, 0, 0, 0, 0]}, "column 'y' has -1 in row 2"),
+        ({"y": [0, 0, 2**31, 0, 0, 0, 0, 0, 0, 0]}, "column 'y' has 2147483648 in row 2"),
         ({"y": at(np.nan, 5)[:, 1]}, "column 'y' has nan in row 5"),
         ({"client": np.arange(10) / 2}, "client 'client' holds float64.* with --client"),
-        ({"client": [*CLIENT[:8], "", ""]}, "client 'client' is '' in row 8"),
-        (
-            {"client": [*CLIENT[:9], "a\0b"]},
-            r"client 'client' is 'a\\x00b' in row 9 .* NUL",
-        ),
         ({"client": np.array([b"\xff"] * 10)}, r"column 'client' has b'\\xff' in row 0"),
         ({"client": np.array(["a"] * 9 + ["\ud800"])}, "column 'client' has .* in row 9"),
     ],
@@ -469,21 +464,19 @@ def test_the_file_is_named_in_a_folder_of_several(tmp_path):
         table.read(tmp_path, "mine")
     parquet(bad, {**COLUMNS, "label": list("abcdefghij")}, slice(5, 10))
     with pytest.raises(
-        InputError, match=r"labels must be of one kind.*int32 in .*text in .*2\.par"
+        InputError, match=r"of one form.* a label int32 of .*1\.par.* a label text of .*2\.par"
     ):
         table.read(tmp_path, "mine")
     short = np.arange(10, dtype=np.int16)
     parquet(bad, {**COLUMNS, "height": short, "width": short}, slice(5, 10))
-    with pytest.raises(
-        InputError, match=re.escape(f"{bad}: an example is int16 of the shape (2,)")
-    ):
+    with pytest.raises(InputError, match=rf"of one form, .*int16 of the shape \(2,\) .* in {bad}"):
         table.read(tmp_path, "mine")
 
 
 def test_train_and_test_must_have_one_form(tmp_path):
     npz(tmp_path / "train.npz", **TEN)
     npz(tmp_path / "test.npz", **{**TEN, "x": np.zeros((10, 3))})
-    with pytest.raises(InputError, match=r"client '.': an example is float32 of the shape \(3,\)"):
+    with pytest.raises(InputError, match=r"of one form, .*float32 of the shape \(3,\).* in .*test"):
         store.write(tmp_path / "store", table.read(tmp_path, "mine"), {})
     assert not (tmp_path / "store").exists()
 
@@ -491,13 +484,13 @@ def test_train_and_test_must_have_one_form(tmp_path):
 def test_files_of_clients_must_agree(tmp_path):
     npz(tmp_path / "a.npz", x=np.zeros((3, 2)), y=[0, 1, 2])
     npz(tmp_path / "b.npz", x=np.zeros((3, 4)), y=[0, 1, 2])
-    with pytest.raises(InputError, match="client 'b': an example is float32 of the shape"):
+    with pytest.raises(InputError, match=r"float32 of the shape \(4,\) .* in .*b\.npz"):
         clients(tmp_path)
     npz(tmp_path / "b.npz", x=np.zeros((3, 2)), y=[0.5, 1, 2])
-    with pytest.raises(InputError, match="labels must be of one kind"):
+    with pytest.raises(InputError, match=r"a label float32 of \(\) in .*b\.npz"):
         table.read(tmp_path, "mine")
     npz(tmp_path / "b.npz", x=np.zeros((3, 2)), y=[0, 1, 2], client=["c", "c", "d"])
-    with pytest.raises(InputError, match=r"b\.npz has 'client', but .*a\.npz has not"):
+    with pytest.raises(InputError, match=r"b\.npz has 'client', but the first file has not"):
         clients(tmp_path)
     npz(tmp_path / "b.npz", x=np.zeros((2, 2)), y=[0, 1, 2])
     with pytest.raises(InputError, match=r"b\.npz: 'x' has 2 rows, but 'y' has 3"):
@@ -508,7 +501,7 @@ def test_a_file_whose_name_is_not_utf8_is_no_client(tmp_path):
     """Its name would be the client's id."""
     for name in (b"anna", b"caf\xe9"):
         npz(tmp_path / os.fsdecode(name + b".npz"), x=np.eye(5), y=np.arange(5) % 2)
-    with pytest.raises(InputError, match=r"the client id 'caf\\udce9' is not UTF-8"):
+    with pytest.raises(InputError, match=r"the client id 'caf\\udce9' is .*not UTF-8"):
         store.write(tmp_path / "store", table.read(tmp_path, "mine"), {})
 
 
@@ -530,7 +523,7 @@ def test_a_misspelt_client_is_not_taken_for_files_of_clients(tmp_path):
 
 def test_empty_tables(tmp_path):
     path = parquet(tmp_path / "mine.parquet", rows=slice(0, 0))
-    with pytest.raises(InputError, match="holds no rows"):
+    with pytest.raises(InputError, match="there are no rows"):
         table.read(path, "mine")
 
 
@@ -590,14 +583,7 @@ def test_a_changed_byte_in_an_npz_file(tmp_path):
 
 def test_without_pyarrow(tmp_path, monkeypatch):
     path = parquet(tmp_path / "mine.parquet")
-    real = builtins.__import__
-
-    def without(name, *rest):
-        if name.startswith("pyarrow"):
-            raise ImportError(name)
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     assert table.files(path, "mine")
     with pytest.raises(InputError, match=re.escape("pip install 'fedda[parquet]'")):
         table.read(path, "mine")

@@ -496,22 +496,17 @@ def test_text_that_is_not_utf8_is_refused(tmp_path, form, name):
     splits = {split: {key: dict(own) for key, own in each.items()} for split, each in POSTS.items()}
     splits["held_out"]["10"][name] = [b"caf\xe9"]
     WRITE[form](tmp_path, "stackoverflow", splits)
-    message = refused(tmp_path, form, "stackoverflow", f"'{name}' is not UTF-8")
+    message = refused(
+        tmp_path, form, "stackoverflow", "expected tokens and title and tags as .* UTF-8"
+    )
     assert "client '10'" in message
 
 
-@pytest.mark.parametrize(
-    ("title", "words"),
-    [
-        (np.array([3]), "'title' is int64, expected strings"),
-        ([b"one", b"two"], r"'title' has the shape \(2,\) for 1 examples"),
-        (np.array([[b"one", b"two"]]), r"'title' has the shape \(1, 2\) for 1 examples"),
-    ],
-)
-def test_posts_without_one_text_each_are_refused_in_hdf5(tmp_path, title, words):
+@pytest.mark.parametrize("title", [np.array([3]), [b"one", b"two"], np.array([[b"one", b"two"]])])
+def test_posts_without_one_text_each_are_refused_in_hdf5(tmp_path, title):
     odd = {"7": {"tokens": [b"a"], "title": title, "tags": [b"c"]}}
     write_h5(tmp_path, "stackoverflow", POSTS | {"test": odd})
-    refused(tmp_path, "h5", "stackoverflow", words)
+    refused(tmp_path, "h5", "stackoverflow", "client '7': expected tokens and title and tags as")
 
 
 @pytest.mark.parametrize(
@@ -711,11 +706,11 @@ def nothing_stored(file):
         (seen_outside, "'pixels' lies in another file"),
         (moved, "'examples' is missing, expected a Group"),
         (no_client, "'zz' is a Dataset, expected a Group"),
-        (fewer_labels, r"'label' has the shape \(2,\) for 3 examples"),
+        (fewer_labels, r"'label' is int64 of the shape \(2,\), expected .* \(3,\)"),
         (one_number, r"'pixels' has the shape \(\)"),
-        (no_array, r"'pixels' has the shape \(\)"),
+        (no_array, "'pixels' is of the dtype object, expected floats"),
         (names_no_text, "id .* is not UTF-8"),
-        (strings, "'label' is object, expected numbers"),
+        (strings, "'label' is of the dtype object, expected integers"),
     ],
 )
 def test_odd_hdf5_files_are_refused(tmp_path, damage, words):

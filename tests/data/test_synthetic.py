@@ -171,7 +171,7 @@ def test_same_seed_same_data():
         ({"beta": -1}, "beta must be a finite number, 0 or more, got -1"),
         ({"alpha": float("nan")}, "alpha .* got nan"),
         ({"beta": float("inf")}, "beta .* got inf"),
-        ({"clients": 0}, "clients must be 1 or more, got 0"),
+        ({"clients": 0}, "clients must be a whole number of at least 1, got 0"),
         ({"seed": -1}, r"seed must be 0 or more and below 2\*\*32, got -1"),
         ({"seed": 2**32}, "seed must be"),
         ({"iid": True}, "alpha must be 0 where all clients are alike, got 1"),

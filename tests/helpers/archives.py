@@ -13,4 +13,4 @@ def tar_bz2(path: Path, files: dict[str, bytes]) -> str:
             info = tarfile.TarInfo(name)
             info.size = len(data)
             archive.addfile(info, io.BytesIO(data))
-    return "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(path.read_bytes()).hexdigest()

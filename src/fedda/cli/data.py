@@ -25,24 +25,15 @@ data_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="markdown", help="Data sets, and how clients share them."
 )
 
+GROWS = "grows with the files"
 SHOWN_CLIENTS = 2000  # of a federation that is too large to be read as a whole
 
 Memory = Annotated[
     int | None,
-    typer.Option(
-        min=1,
-        metavar="GB",
-        help="The most memory that reading the files may take.",
-        show_default="2 GB, or 50 times the size of the files if the machine has it",
-    ),
+    typer.Option(min=1, metavar="GB", help="Limit of reading the files.", show_default=GROWS),
 ]
 Minutes = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="The most time that reading the files may take.",
-        show_default="2 minutes, and 20 seconds more for each MB of the files",
-    ),
+    int | None, typer.Option(min=1, help="Limit of reading the files.", show_default=GROWS)
 ]
 
 
@@ -125,8 +116,7 @@ def data_verify(
     wrong = []
     for checked in [name] if name else [n for n in datasets.names() if any(datasets.look(n)[:2])]:
         try:
-            files = datasets.verify(checked)
-            say(f"{checked}: {len(files)} files are as they were written")
+            say(f"{checked}: {len(datasets.verify(checked))} files are as they were written")
         except store.Stale as stale:
             wrong.append(f"{checked}: {stale}. {datasets.repair(checked)}")
     if wrong:

@@ -99,11 +99,8 @@ def _unpack_tar(stream: _Counted, into: Path) -> None:
         for number, member in enumerate(tar, 1):
             _check_member(stream.archive, member.name, number)
             if not (member.isdir() or member.isreg()) or member.issparse():
-                raise InputError(
-                    f"{stream.archive} holds a link, a device or another special file, "
-                    f"{member.name!r}; expected only plain files and folders. If that is right, "
-                    "unpack it yourself and import the folder."
-                )
+                problem = f"holds {member.name!r}, which is not a plain file or folder"
+                raise _refused(stream.archive, problem)
             tar.extract(member, into, filter="data")
 
 
@@ -120,15 +117,16 @@ def _unpack_zip(archive: Path, into: Path, limit: int, progress: Progress) -> No
 
 def _check_size(archive: Path, count: int, limit: int) -> None:
     if count > limit:
-        raise InputError(
-            f"{archive} unpacks to more than the {limit:,} bytes allowed for this data set. If the "
-            "file is right, unpack it yourself and import the folder."
-        )
+        problem = f"unpacks to more than the {limit:,} bytes allowed for this data set"
+        raise _refused(archive, problem)
 
 
 def _check_member(archive: Path, name: str, number: int) -> None:
     if number > MEMBERS or name.count("/") > DEPTH:
-        raise InputError(
-            f"{archive} holds more than {MEMBERS:,} files, or more than {DEPTH} folders within one "
-            "another. If that is right, unpack it yourself and import the folder."
-        )
+        problem = f"holds more than {MEMBERS:,} files, or {DEPTH} folders within one another"
+        raise _refused(archive, problem)
+
+
+def _refused(archive: Path, problem: str) -> InputError:
+    advice = "If that is right, unpack it yourself and import the folder."
+    return InputError(f"{archive} {problem}. {advice}")

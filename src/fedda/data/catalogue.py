@@ -9,7 +9,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
 
 from fedda.data import archives, download
 from fedda.data.readers import (
@@ -24,16 +23,11 @@ from fedda.data.readers import (
 from fedda.errors import InputError
 
 
-class Download(NamedTuple):
-    url: str
-    checksum: str
-
-
 @dataclass(frozen=True)
 class Dataset:
     description: str
     readers: tuple[ModuleType, ...]  # the first that finds its layout reads it
-    downloads: tuple[Download, ...] = ()
+    downloads: tuple[tuple[str, str], ...] = ()  # the address and the SHA-256 of each file
     unpacked_limit: int = archives.LIMIT
     by_hand: str = ""  # how to get it where it cannot be downloaded
 
@@ -48,9 +42,9 @@ _TFF = {  # the SHA-256 of TensorFlow Federated's archives
 }
 
 
-def _tff(*names: str) -> tuple[Download, ...]:
+def _tff(*names: str) -> tuple[tuple[str, str], ...]:
     base = "https://storage.googleapis.com/tff-datasets-public"
-    return tuple(Download(f"{base}/{name}.tar.bz2", f"sha256:{_TFF[name]}") for name in names)
+    return tuple((f"{base}/{name}.tar.bz2", _TFF[name]) for name in names)
 
 
 DATASETS = {
@@ -143,4 +137,5 @@ def unknown_layout(name: str, path: Path) -> InputError:
     """Return the error for files in none of the layouts of a data set."""
     layouts = "".join(f"\n- {reader.layout(name)}" for reader in dataset(name).readers)
     known = "" if name in DATASETS else f" (the data sets known are {', '.join(DATASETS)})"
-    return InputError(f"{path} does not hold {name}{known}. Expected{layouts}")
+    problem = f"does not hold {name}{known}" if path.exists() else "does not exist"
+    return InputError(f"{path} {problem}. Expected{layouts}")

@@ -53,11 +53,6 @@ def names() -> list[str]:
     return [*DATASETS, *(name for name in imported if name not in DATASETS)]
 
 
-def leftovers() -> list[Path]:
-    """Return the folders of imports that are running, or that were killed: these may be large."""
-    return sorted(root().glob(f"{store.WORK}*"))
-
-
 class State(NamedTuple):
     """The state of a data set: a store that may be read, or the reason why it must not be."""
 
@@ -129,7 +124,7 @@ def fetch_dataset(
         raise InputError(f"{name} cannot be downloaded by this command. {DATASETS[name].by_hand}")
     folder = downloads(name)
     for url, checksum in DATASETS[name].downloads:
-        url = url if mirror is None else download.mirrored(url, mirror)
+        url = f"{mirror.rstrip('/')}/{download.file_name(url)}" if mirror else url
         try:
             download.download(url, folder, checksum, track(download.file_name(url)))
         except InputError as error:
@@ -178,11 +173,6 @@ def import_files(
             f"{target} would be replaced, but holds files that are not of a data set of fedda. "
             "Move them away, or let FEDDA_DATA name another folder for the data sets."
         )
-    if not path.exists():
-        raise InputError(
-            f"there are no files at {path}. Give the path of a file, a folder or an archive that "
-            "is there; a relative one begins at the folder you are in."
-        )
     if match := catalogue.find_reader(name, path):
         _, path = match  # what else lies around it does not belong to the data set
     # Before reading: a change meanwhile makes the store stale.
@@ -197,10 +187,10 @@ def import_files(
         )
     origin = {"path": str(path), "fingerprint": fingerprint, "options": options}
     limits = _limits(name, path, memory, seconds)
-    with store.work_folder(target) as (work, lock):
+    with store.work_folder(target) as work:
         arguments = [name, str(path), str(work), origin]
         what = f"the data set {name} in {path}"
-        sandbox.call(convert, arguments, what, limits, tell, lock=lock)
+        sandbox.call(convert, arguments, what, limits, tell)
         store.put(work / _NEW, target)
     return store.open_store(target)
 
@@ -257,9 +247,7 @@ def verify(name: str) -> list[str]:
     path = _place(name)
     if not path.exists():
         raise _absent(name)
-    opened = store.open_store(path)  # has a better message if a file is missing
-    store.verify(path)
-    return list(opened.meta["files"])
+    return store.verify(path)
 
 
 def repair(name: str) -> str:
@@ -271,11 +259,11 @@ def repair(name: str) -> str:
     path = origin.get("path")
     if path is None or catalogue.fingerprint(name, Path(path)) is None:
         return _advice(name)
-    command = ["fedda", "data", "import", name, path, *option_words(origin)]
+    command = ["fedda", "data", "import", name, path, *_option_words(origin)]
     return f"Import it again, which replaces it: {shlex.join(command)}"
 
 
-def option_words(origin: dict[str, Any]) -> list[str]:
+def _option_words(origin: dict[str, Any]) -> list[str]:
     """Return the options of the import that made a store, as the command takes them."""
     return [
         word
@@ -313,7 +301,7 @@ def _origin(path: Path) -> dict[str, Any]:
     """What a store was made from, also one of another version; nothing if it is not a store."""
     try:
         origin: dict[str, Any] = json.loads((path / "meta.json").read_text("utf-8"))["origin"]
-        words = [origin.get("path", ""), *option_words(origin)]
+        words = [origin.get("path", ""), *_option_words(origin)]
     except (OSError, *store.MALFORMED):
         return {}
     return origin if all(isinstance(word, str) for word in words) else {}

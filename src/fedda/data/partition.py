@@ -1,18 +1,17 @@
 """Partitions of examples among clients: one ascending array of row numbers per client."""
 
-import difflib
 import math
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedda.errors import InputError
+from fedda.errors import InputError, unknown
 
 Rows = npt.NDArray[np.int64]
 Labels = npt.NDArray[np.integer[Any]]
 
-FORMS = "iid, dirichlet:ALPHA, pachinko[:ALPHA] or user"
+FORMS = ("iid", "dirichlet:ALPHA", "pachinko[:ALPHA]", "user")
 KINDS = ("iid", "dirichlet", "pachinko", "user")
 
 
@@ -22,16 +21,13 @@ def parse(text: str) -> tuple[str, float | None]:
     The alpha of Pachinko allocation is that of the coarse labels, 0.1 by default.
     """
     kind, colon, alpha = text.partition(":")
-    problem = ""
     if kind not in KINDS:
-        near = difflib.get_close_matches(kind, KINDS, n=1)
-        problem = f"did you mean {near[0]}?" if near else "for example dirichlet:0.3"
-    elif kind in ("iid", "user") and colon:
-        problem = f"{kind} takes no alpha"
-    elif kind == "dirichlet" and not colon:
-        problem = "add an alpha, for example dirichlet:0.3"
-    if problem:
-        raise InputError(f"partition must be {FORMS}, got {text!r} ({problem})")
+        raise unknown("partition", text, FORMS)
+    if (kind in ("iid", "user") and colon) or (kind == "dirichlet" and not colon):
+        raise InputError(
+            f"partition must be {', '.join(FORMS)}, got {text!r}. Only dirichlet and pachinko have "
+            "an alpha, and dirichlet needs one, for example dirichlet:0.3."
+        )
     if colon:
         return kind, _positive(alpha)
     return kind, 0.1 if kind == "pachinko" else None

@@ -7,23 +7,18 @@ child process, each of these becomes an `InputError`, and Ctrl-C works whatever 
 import errno
 import importlib
 import json
-import logging
 import os
 import resource
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedda.errors import InputError
-
-_log = logging.getLogger(__name__)
 
 # The child imports single modules of this package, but not the package, which would import JAX.
 _START = """
@@ -49,7 +44,6 @@ def call(
     what: str,
     limits: Limits,
     tell: Callable[[str], None],
-    lock: int | None = None,
 ) -> Any:
     """Call `function(*arguments, tell=tell)` in a child process and return its result.
 
@@ -57,9 +51,8 @@ def call(
         function: A function that its module has under its own name.
         arguments: Its arguments. JSON must be able to express them and the result.
         what: The input, for messages.
-        limits: The limits of the child. It is killed when the time is over.
+        limits: The limits of the child. The system ends it when the time is over.
         tell: Called with messages of the function, at most one a second.
-        lock: A file descriptor that the child keeps open.
 
     Raises:
         InputError: The function raised it or any unexpected error, crashed, or met a limit.
@@ -70,9 +63,9 @@ def call(
         "package": str(Path(__file__).parents[1]),
         "function": [function.__module__, function.__name__],
         "arguments": arguments,
+        "what": what,
         "limits": limits,
     }
-    late = threading.Event()
     kind: str = ""  # of the last line that the child has printed
     content: Any = None
     with tempfile.TemporaryFile() as order:
@@ -84,19 +77,11 @@ def call(
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},  # each thread would take memory
-            pass_fds=[] if lock is None else [lock],
         )
 
-    def stop() -> None:
-        late.set()
-        process.kill()
-
-    timer = threading.Timer(limits.seconds, stop)
-    timer.daemon = True
     assert process.stdout is not None
     with process:
         try:
-            timer.start()
             for line in process.stdout:
                 if not line.endswith(b"\n"):  # the child was killed while it wrote
                     break
@@ -106,8 +91,6 @@ def call(
         except BaseException:  # such as Ctrl-C
             process.kill()
             raise
-        finally:
-            timer.cancel()
     if kind == "result":
         return content
     if kind == "system":
@@ -116,17 +99,11 @@ def call(
         raise InputError(content)
     more = "If the file is right, allow more with"
     memory = f"{limits.memory / 1e9:,.1f} GB of memory allowed for it"
-    if late.is_set() or process.returncode == -signal.SIGXCPU:
+    if process.returncode == -signal.SIGALRM:
         seconds = f"{limits.seconds:,.0f} seconds"
         raise InputError(f"{what} takes more than the {seconds} allowed for it. {more} --minutes.")
     if kind == "memory":
         raise InputError(f"{what} takes more than the {memory}. {more} --memory.")
-    if kind == "failed":
-        _log.debug("%s", content)
-        error = content.strip().splitlines()[-1]
-        raise InputError(
-            f"{what} cannot be read ({error}). It is damaged or of another format: get it again."
-        )
     code = process.returncode
     how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
     raise InputError(
@@ -141,8 +118,10 @@ def run_child(job: dict[str, Any]) -> None:
     lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # libraries print to the standard output
     memory, seconds = job["limits"]
-    _limit(resource.RLIMIT_DATA, memory)
-    _limit(resource.RLIMIT_CPU, int(seconds) + 1)  # where the parent was killed and cannot stop it
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    allowed = memory if hard == resource.RLIM_INFINITY else min(memory, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (allowed, hard))
+    signal.setitimer(signal.ITIMER_REAL, seconds)  # ends the child, even if the parent is gone
     last = 0.0
 
     def say(kind: str, content: Any) -> None:
@@ -168,10 +147,5 @@ def run_child(job: dict[str, Any]) -> None:
             file = error.filename if isinstance(error.filename, str) else None
             say("system", [number, error.strerror, file])
         else:  # whatever a parser trips over, it is the file
-            say("failed", traceback.format_exc())
-
-
-def _limit(which: int, value: int) -> None:
-    hard = resource.getrlimit(which)[1]
-    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(which, (value, hard))
+            problem = f"{job['what']} cannot be read ({type(error).__name__}: {error})"
+            say("refused", f"{problem}. It is damaged or of another format: get it again.")

@@ -6,8 +6,6 @@ import numpy as np
 
 from fedda.data.federation import Ragged, Shards
 
-_BLOCK = 2**22  # entries of a histogram worked on at once: 32 MB a temporary array
-
 
 class Statistics(NamedTuple):
     """Sizes of clients, and entropies of their labels in bits (None where no labels were given).
@@ -39,18 +37,11 @@ def describe(count: np.ndarray, histogram: np.ndarray | None) -> Statistics:
     )
     if histogram is None:
         return sizes
-    step = max(1, _BLOCK // histogram.shape[1])
-    holders, distinct, entropy = 0, 0, 0.0
-    for begin in range(0, len(count), step):
-        block = histogram[begin : begin + step]
-        holders += int(block.any(axis=1).sum())
-        distinct += int(np.count_nonzero(block))
-        entropy += float(_entropy(block).sum())
-    whole = histogram.sum(axis=0, dtype=np.int64)
+    holders = max(int(histogram.any(axis=1).sum()), 1)
     return sizes._replace(
-        client_entropy=entropy / max(holders, 1),
-        label_entropy=float(_entropy(whole[None])[0]),
-        distinct_labels=distinct / max(holders, 1),
+        client_entropy=float(_entropy(histogram).sum()) / holders,
+        label_entropy=float(_entropy(histogram.sum(axis=0, keepdims=True, dtype=np.int64))[0]),
+        distinct_labels=int(np.count_nonzero(histogram)) / holders,
     )
 
 

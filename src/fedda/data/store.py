@@ -7,14 +7,14 @@ compared as text.
 """
 
 import ctypes
-import fcntl
 import hashlib
 import json
 import os
+import platform
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
 
 from fedda.errors import InputError
 
@@ -128,7 +129,7 @@ class Store:
 
 def write(path: Path, source: Source, origin: Mapping[str, Any]) -> Store:
     """Write or replace a store and open it. `origin` says what it was made from."""
-    with work_folder(path) as (work, _):
+    with work_folder(path) as work:
         build(work / "new", source, origin)
         put(work / "new", path)
     return open_store(path)
@@ -142,10 +143,9 @@ def build(folder: Path, source: Source, origin: Mapping[str, Any]) -> None:
         (folder / name).write_bytes(text.encode())
     files = {}
     for file in sorted(file for file in folder.rglob("*") if file.is_file()):
-        with open(file, "rb") as content:
-            os.fsync(content.fileno())
-            sha256 = hashlib.file_digest(content, "sha256").hexdigest()
-        files[str(file.relative_to(folder))] = {"bytes": file.stat().st_size, "sha256": sha256}
+        _to_disk(file)
+        about = {"bytes": file.stat().st_size, "sha256": sha256(file)}
+        files[str(file.relative_to(folder))] = about
     meta = {
         "version": VERSION,
         "origin": dict(origin),
@@ -153,65 +153,38 @@ def build(folder: Path, source: Source, origin: Mapping[str, Any]) -> None:
         "splits": splits,
         "files": files,
     }
-    with open(folder / "meta.json", "w", encoding="utf-8") as target:
-        json.dump(meta, target, indent=1)
-        target.flush()
-        os.fsync(target.fileno())
+    (folder / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
+    _to_disk(folder / "meta.json")
+
+
+def _to_disk(file: Path) -> None:
+    with open(file, "rb") as content:
+        os.fsync(content.fileno())
 
 
 @contextmanager
-def work_folder(path: Path) -> Iterator[tuple[Path, int]]:
+def work_folder(path: Path) -> Iterator[Path]:
     """Make a temporary folder beside a store, and remove those of imports that were killed.
 
-    Yields the folder and a file descriptor that locks it. While a process has the descriptor open,
-    nobody else removes the folder.
+    The name of a folder has the machine and the process, which tell whether it is still in use.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        with _opened(path.parent) as parent:
-            # Locked, so that nobody takes the new folder for an old one before it is locked too.
-            if _lock(parent, fcntl.LOCK_EX):
-                for old in path.parent.glob(f"{WORK}*"):
-                    with suppress(OSError), _opened(old) as descriptor:
-                        if _lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB):
-                            shutil.rmtree(old, ignore_errors=True)
-            temporary = tempfile.TemporaryDirectory(prefix=f"{WORK}{path.name}-", dir=path.parent)
-            work = Path(stack.enter_context(temporary))
-            descriptor = stack.enter_context(_opened(work))
-            _lock(descriptor, fcntl.LOCK_SH)
-        yield work, descriptor
+    here = f"{WORK}{platform.node()}-"
+    for old in path.parent.glob(f"{here}*"):
+        process = old.name.removeprefix(here).partition("-")[0]
+        if process.isdecimal() and not psutil.pid_exists(int(process)):
+            shutil.rmtree(old, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=f"{here}{os.getpid()}-", dir=path.parent) as work:
+        yield Path(work)
 
 
 def put(folder: Path, path: Path) -> None:
     """Give a new store its path. An old store at the path moves to beside where the new one was."""
-    if not path.exists():
-        os.rename(folder, path)
-    elif not _exchange(folder, path):
-        old = folder.with_name("old")
-        os.rename(path, old)
-        try:
-            os.rename(folder, path)
-        except BaseException:  # such as Ctrl-C
-            os.rename(old, path)
-            raise
-
-
-@contextmanager
-def _opened(folder: Path) -> Iterator[int]:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _lock(descriptor: int, how: int) -> bool:
-    """Lock a folder. False if another process has it, or the file system knows no locks."""
-    try:
-        fcntl.flock(descriptor, how)
-    except OSError:
-        return False
-    return True
+    if path.exists():
+        if _exchange(folder, path):
+            return
+        os.rename(path, folder.with_name("old"))
+    os.rename(folder, path)
 
 
 def _exchange(one: Path, other: Path) -> bool:
@@ -226,43 +199,43 @@ def _exchange(one: Path, other: Path) -> bool:
 
 def open_store(path: Path) -> Store:
     """Map a store into memory. Raises `Stale` if it is not one that this version wrote whole."""
-    meta = _meta(path)
     try:
+        meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
+        if meta["version"] != VERSION:
+            raise Stale(f"{path} was written by another version of fedda")
+        if not isinstance(meta["words"], str) or not isinstance(meta["origin"], dict):
+            raise TypeError("a description or an origin of a wrong type")
         for name, facts in meta["files"].items():
             size = (path / name).stat().st_size
             if size != facts["bytes"]:
                 raise Stale(f"{path / name} has {size} bytes instead of {facts['bytes']}")
         splits = {name: _open_split(path / name, about) for name, about in meta["splits"].items()}
+        if not splits or not meta["files"]:
+            raise ValueError("no splits or no files")
     except OSError as error:
         raise Stale(f"{error.filename} is missing or cannot be read") from None
     except MALFORMED as error:
-        raise Stale(f"{path / 'meta.json'} does not fit the files beside it ({error})") from None
+        raise Stale(f"{path / 'meta.json'} is damaged ({error!r})") from None
     return Store(path, meta, splits)
 
 
-def verify(path: Path) -> None:
-    """Read every byte of a store. Raises `Stale` if one differs from what was written."""
-    for name, facts in _meta(path)["files"].items():
-        with open(path / name, "rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        if sha256 != facts["sha256"]:
-            raise Stale(f"{path / name} has sha256 {sha256} instead of {facts['sha256']}")
+def verify(path: Path) -> list[str]:
+    """Read every byte of a store and return the names of its files.
+
+    Raises:
+        Stale: A byte differs from what was written.
+    """
+    files = open_store(path).meta["files"]
+    for name, facts in files.items():
+        if (got := sha256(path / name)) != facts["sha256"]:
+            raise Stale(f"{path / name} has sha256 {got} instead of {facts['sha256']}")
+    return list(files)
 
 
-def _meta(path: Path) -> dict[str, Any]:
-    try:
-        meta: dict[str, Any] = json.loads((path / "meta.json").read_text(encoding="utf-8"))
-        version, needed = meta["version"], [meta[key] for key in ("splits", "files")]
-        described = isinstance(meta["words"], str) and isinstance(meta["origin"], dict)
-    except (FileNotFoundError, NotADirectoryError):
-        raise Stale(f"{path} has no meta.json") from None
-    except MALFORMED as error:
-        raise Stale(f"{path / 'meta.json'} is damaged ({error!r})") from None
-    if version != VERSION:
-        raise Stale(f"{path} was written by another version of fedda")
-    if not described or not all(needed):
-        raise Stale(f"{path / 'meta.json'} has values of wrong types")
-    return meta
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class _ColumnWriter:
@@ -282,7 +255,7 @@ class _ColumnWriter:
         if rows != count or _form(column) != self.form:
             raise InputError(
                 f"client {client} has {rows} examples of the form {_form(column)} in one column, "
-                f"expected {count} of {self.form}, as the others have."
+                f"expected {count} of {self.form}, as the others have. Correct the data."
             )
         self.begins.append(self.total)
         self.total += len(values)
@@ -332,10 +305,11 @@ def _write_split(folder: Path, clients: Iterable[Client]) -> dict[str, Any]:
 def encoded_id(client: str) -> bytes:
     """Return the bytes of a client id, if it can be stored."""
     encoded = client.encode(errors="ignore")
-    if encoded.decode() != client or len(encoded) > LONGEST_ID:
+    readable = encoded.decode() == client and client and "\0" not in client
+    if not readable or len(encoded) > LONGEST_ID:
         raise InputError(
-            f"the client id {client[:60]!r} is not UTF-8 or has more than {LONGEST_ID:,} bytes. "
-            "Rename the client, or name another column of clients."
+            f"the client id {client[:60]!r} is not UTF-8, is empty, has the character NUL or has "
+            f"more than {LONGEST_ID:,} bytes. Rename the client, or name another column of clients."
         )
     return encoded
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedda.errors import InputError
+from fedda.errors import InputError, check_whole_number
 
 NUM_FEATURES = 60
 NUM_CLASSES = 10
@@ -82,7 +82,6 @@ def _check(alpha: float, beta: float, clients: int, seed: int, iid: bool) -> Non
             raise InputError(f"{name} must be a finite number, 0 or more, got {value!r}.")
         if iid and value:
             raise InputError(f"{name} must be 0 where all clients are alike, got {value!r}.")
-    if clients < 1:
-        raise InputError(f"clients must be 1 or more, got {clients}.")
+    check_whole_number("clients", clients, 1)
     if not 0 <= seed < 2**32:
         raise InputError(f"seed must be 0 or more and below 2**32, got {seed}.")

@@ -3,13 +3,12 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from fedda.data.readers.common import parsing
-from fedda.errors import InputError
+from fedda.errors import InputError, import_extra
 
 Columns = dict[str, np.ndarray]
 PANDAS_INDEX = "__index_level_"  # how pandas names an index that it stores as a column
@@ -72,10 +71,7 @@ def numbers(file: Path, name: str, column: np.ndarray) -> np.ndarray:
     finite = np.isfinite(column)
     if not finite.all():
         row, *_ = place = tuple(np.argwhere(~finite)[0])
-        raise InputError(
-            f"{file}: column {name!r} has {column[place]} in row {row} (from 0), expected finite "
-            "numbers of float32."
-        )
+        raise _wrong(file, name, column[place], row, "finite numbers of float32")
     return column.astype(column.dtype.newbyteorder("="), copy=False)
 
 
@@ -101,11 +97,8 @@ def labels(file: Path, name: str, column: np.ndarray) -> np.ndarray:
     if column.dtype.kind in "biu":
         wrong = np.flatnonzero((column < 0) | (column >= 2**31))
         if len(wrong):
-            raise InputError(
-                f"{file}: the label {name!r} is {column[wrong[0]]} in row {wrong[0]} (from 0), "
-                "expected classes from 0 (or text; or fractions, for regression). Name another "
-                "column with --label, or number the classes from 0."
-            )
+            expected = "classes numbered from 0 (or text; or fractions, for regression)"
+            raise _wrong(file, name, column[wrong[0]], wrong[0], expected)
         return column.astype(np.int32)
     if column.dtype.kind == "f":
         return numbers(file, name, column).astype(np.float32)
@@ -123,15 +116,7 @@ def clients(file: Path, name: str, column: np.ndarray) -> tuple[list[str], np.nd
         )
     values = column if column.dtype.kind in "iu" else _texts(file, name, column)
     ids, owner = np.unique(values, return_inverse=True)
-    names = [str(value) for value in ids.tolist()]
-    for place, client in enumerate(names):
-        if not client or "\0" in client:
-            raise InputError(
-                f"{file}: the client {name!r} is {client!r} in row "
-                f"{np.flatnonzero(owner == place)[0]} (from 0), expected an id without the "
-                "character NUL. Correct the data, or name another column with --client."
-            )
-    return names, owner
+    return [str(value) for value in ids.tolist()], owner
 
 
 def _texts(file: Path, name: str, column: np.ndarray) -> np.ndarray:
@@ -141,10 +126,7 @@ def _texts(file: Path, name: str, column: np.ndarray) -> np.ndarray:
             values[row] = value.decode() if isinstance(value, bytes) else value
             values[row].encode()
         except (AttributeError, UnicodeError):
-            raise InputError(
-                f"{file}: column {name!r} has {value!r} in row {row} (from 0), expected text or "
-                "numbers. Correct the data, or name other columns with --client and --label."
-            ) from None
+            raise _wrong(file, name, repr(value), row, "text or numbers") from None
     return np.array(values, object)
 
 
@@ -164,16 +146,15 @@ def _parquet(file: Path, names: Sequence[str]) -> Columns:
     return {name: _array(file, name, table[name].combine_chunks()) for name in names}
 
 
-def _pyarrow() -> ModuleType:
-    try:
-        import pyarrow.parquet  # large, and needed by those alone who have such files
-    except ImportError:
-        raise InputError(
-            "Parquet files are read with pyarrow, which is not installed. Install it with: "
-            "pip install 'fedda[parquet]'"
-        ) from None
-    module: ModuleType = pyarrow.parquet
-    return module
+def _pyarrow() -> Any:
+    return import_extra("pyarrow.parquet", "parquet", "read Parquet files")
+
+
+def _wrong(file: Path, name: str, got: object, row: int, expected: str) -> InputError:
+    return InputError(
+        f"{file}: column {name!r} has {got} in row {row} (from 0), expected {expected}. Correct "
+        "the data, or name other columns with --client, --label and --feature."
+    )
 
 
 def _array(file: Path, name: str, column: Any) -> np.ndarray:
@@ -188,7 +169,7 @@ def _array(file: Path, name: str, column: Any) -> np.ndarray:
         per_row = math.prod(shape[1:])
         if column.null_count:
             row = column.is_null().to_numpy(zero_copy_only=False).argmax() // per_row
-            raise InputError(f"{file}: column {name!r} has no value in row {row} (from 0).")
+            raise _wrong(file, name, "no value", row, "one in every row")
         if isinstance(column, pa.FixedShapeTensorArray):
             array: np.ndarray = column.to_numpy_ndarray()
             return array
@@ -197,9 +178,7 @@ def _array(file: Path, name: str, column: Any) -> np.ndarray:
         lengths = list_value_length(column).to_numpy(zero_copy_only=False)
         wrong = np.flatnonzero(lengths != lengths[0])
         if len(wrong):
-            raise InputError(
-                f"{file}: column {name!r} has a list in row {wrong[0] // per_row} (from 0) that is "
-                "not as long as those before it. All examples need one shape."
-            )
+            row = wrong[0] // per_row
+            raise _wrong(file, name, "a list", row, "one as long as those before")
         shape.append(int(lengths[0]))
         column = column.flatten()

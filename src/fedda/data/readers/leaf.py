@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -36,11 +35,9 @@ def read(path: Path, name: str) -> Source:
     if "all" not in by_split:
         splits = {split: _stored(own, exact) for split, own in by_split.items()}
         return Source(splits, description=f"{description}, in their split.")
+    splits = {s: _part(_stored(by_split["all"], exact), s == "test") for s in ("train", "test")}
     return Source(
-        {
-            "train": _part(_stored(by_split["all"], exact), test=False),
-            "test": _part(_stored(by_split["all"], exact), test=True),
-        },
+        splits,
         description=f"{description}, which were not split: the last tenth of every writer's "
         "images, and at least one where there are two, became the test split.",
     )
@@ -66,21 +63,14 @@ def _part(clients: Iterator[tuple[str, Arrays]], test: bool) -> Iterator[tuple[s
 
 def _stored(files: Sequence[Path], exact: bool) -> Iterator[tuple[str, Arrays]]:
     """The writers of one file after the other."""
-    for file in files:
-        for client, columns in stored(_writers(file), exact):
-            if exact and columns["x"].dtype != np.uint8:
-                raise damaged(
-                    f"{file}, user {client!r}: 'x' has pixels that are no multiples of 1/255, as "
-                    "those of the first file are"
-                )
-            yield client, columns
+    return stored(chain.from_iterable(map(_writers, files)), exact)
 
 
 def _writers(file: Path) -> Iterator[tuple[str, Arrays]]:
     images: dict[str, np.ndarray] = {}
     targets: dict[str, np.ndarray] = {}
-    with parsing(file):
-        data = _user_data(file)
+    with parsing(file), open(file, encoding="utf-8") as content:
+        data = json.load(content)["user_data"]
         for user in list(data):
             own = data.pop(user)  # an array takes a tenth of the memory of its lists
             place = f"{file}, user {user!r}: "
@@ -97,20 +87,3 @@ def _writers(file: Path) -> Iterator[tuple[str, Arrays]]:
                 raise damaged(f"{place} has both fractions and, as others, values above 1")
             x = x.astype(np.int64)
         yield user, {"x": pixels(x, (28, 28), place), "y": targets[user]}
-
-
-def _user_data(file: Path) -> dict[str, Any]:
-    """The lists `x` and `y` of each user."""
-    with open(file, encoding="utf-8") as content:
-        table = json.load(content)
-    data: dict[str, Any] = table["user_data"]
-    if sorted(table["users"]) != sorted(data):
-        raise damaged(f"{file}: 'users' and 'user_data' do not name the same users")
-    for user, count in zip(table["users"], table["num_samples"], strict=True):
-        x, y = data[user]["x"], data[user]["y"]
-        if not count == len(x) == len(y):
-            raise damaged(
-                f"{file}, user {user!r}: {len(x)} images in 'x' and {len(y)} labels in 'y', but "
-                f"'num_samples' says {count}"
-            )
-    return data

@@ -7,7 +7,8 @@ held out depends on nothing but the ids, the number of examples and their order.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,19 +25,19 @@ SUFFIXES = (".parquet", ".npz")
 class _Names(NamedTuple):
     """The names of the columns that are read."""
 
-    client: str
+    client: str | None  # None: every file is a client
     label: str
     features: tuple[str, ...]
 
 
-Examples = tuple[np.ndarray, np.ndarray]  # x and y; labels that are text are still text
+class _Table(NamedTuple):
+    """The rows of a file. Labels that are text are still text."""
 
-
-class _Part(NamedTuple):
-    """A split, which can be read more than once."""
-
-    labels: Callable[[], Iterator[tuple[Path, np.ndarray]]]
-    clients: Callable[[], Iterator[tuple[str, Examples]]]
+    file: Path
+    ids: list[str]  # of the clients
+    owner: np.ndarray  # for each row, the place of its client in `ids`
+    x: np.ndarray
+    y: np.ndarray
 
 
 def layout(name: str) -> str:
@@ -70,15 +71,14 @@ def read(
     places = _places(path)
     if "train" not in places:
         raise InputError(f"{path} holds no table to train on. Expected {layout(name)}.")
-    tables = {split: _tables(place) for split, place in places.items()}
-    suffixes = {file.suffix for files in tables.values() for file in files}
+    files = {split: _tables(place) for split, place in places.items()}
+    suffixes = {file.suffix for own in files.values() for file in own}
     if len(suffixes) > 1:
         raise InputError(f"{path} holds both .parquet and .npz files. Leave only one kind there.")
-    first, parquet = tables["train"][0], suffixes == {".parquet"}
+    first, parquet = files["train"][0], suffixes == {".parquet"}
     client, label = client or "client", label or ("label" if parquet else "y")
     if not features:
         features = _all_features(first, client, label) if parquet else ("x",)
-    names = _Names(client, label, tuple(features))
     if len({client, label, *features}) < 2 + len(features):
         raise InputError(
             f"a column is named twice: {', '.join([client, label, *features])}. Name different "
@@ -86,18 +86,16 @@ def read(
         )
     file_each = not parquet and places["train"].is_dir() and client == "client"
     file_each = file_each and client not in columns.names_in(first)
-    part = _file_each if file_each else _grouped
-    parts = {split: part(files, names) for split, files in tables.items()}
-    classes = _classes(parts)
-    form: dict[str, np.ndarray] = {}
-    clients = {split: _encoded(own, classes, form) for split, own in parts.items()}
+    names = _Names(None if file_each else client, label, tuple(features))
+    tables = {split: [_load(file, names) for file in own] for split, own in files.items()}
+    classes = _classes([table for own in tables.values() for table in own])
+    clients = {split: _clients(own, classes) for split, own in tables.items()}
     description = (
         f"the client of an example is its {'file' if file_each else client}, its label {label}, "
         f"its features {', '.join(features)}"
     )
-    if "test" not in parts:
-        train = parts["train"]
-        clients = {split: _held_out(_encoded(train, classes, form), split) for split in SPLITS}
+    if "test" not in tables:
+        clients = {split: _held_out(_clients(tables["train"], classes), split) for split in SPLITS}
         description += (
             "; a fifth of every client's examples, chosen by SHA-256, is held out for testing"
         )
@@ -124,55 +122,25 @@ def _tables(place: Path) -> list[Path]:
     ]
 
 
-def _grouped(files: Sequence[Path], names: _Names) -> _Part:
-    """The clients of tables that name the client of every row."""
-    numbers: dict[str, int] = {}
-    owners: list[np.ndarray] = []
-    xs: list[np.ndarray] = []
-    ys: list[tuple[Path, np.ndarray]] = []
-    for file in files:
-        found = columns.load(file, [names.client, names.label, *names.features])
+def _load(file: Path, names: _Names) -> _Table:
+    if names.client is None and "client" in columns.names_in(file):
+        raise InputError(f"{file} has 'client', but the first file has not: either all or none.")
+    optional = [] if names.client is None else [names.client]
+    found = columns.load(file, [*optional, names.label, *names.features])
+    y = columns.labels(file, names.label, found[names.label])
+    ids, owner = [file.stem], np.zeros(len(y), np.int64)
+    if names.client is not None:
         ids, owner = columns.clients(file, names.client, found[names.client])
-        if ids:
-            x, y = _examples(file, found, names)
-            number = [numbers.setdefault(client, len(numbers)) for client in ids]
-            owners.append(np.array(number)[owner])
-            xs.append(x)
-            ys.append((file, y))
-            _check_form(str(file), x, xs[0])
-    if not xs:
-        raise InputError(f"{files[0]} holds no rows.")
-    all_x = np.concatenate(xs)
-    order = np.argsort(np.concatenate(owners), kind="stable")
-    ends = np.cumsum(np.bincount(np.concatenate(owners)))
-
-    def clients() -> Iterator[tuple[str, Examples]]:
-        all_y = np.concatenate([y for _, y in ys])  # all of one kind by now
-        for client, rows in zip(numbers, np.split(order, ends[:-1]), strict=True):
-            yield client, (all_x[rows], all_y[rows])
-
-    return _Part(lambda: iter(ys), clients)
-
-
-def _file_each(files: Sequence[Path], names: _Names) -> _Part:
-    """The clients of a folder where every file is one, with the name of the file as its id."""
-
-    def labels() -> Iterator[tuple[Path, np.ndarray]]:
-        for file in files:
-            column = columns.load(file, [names.label])[names.label]
-            yield file, columns.labels(file, names.label, column)
-
-    def clients() -> Iterator[tuple[str, Examples]]:
-        for file in files:
-            if names.client in columns.names_in(file):
-                raise InputError(
-                    f"{file} has {names.client!r}, but {files[0]} has not: either all or none."
-                )
-            found = columns.load(file, [names.label, *names.features])
-            encoded_id(file.stem)
-            yield file.stem, _examples(file, found, names)
-
-    return _Part(labels, clients)
+    features = [columns.numbers(file, name, found[name]) for name in names.features]
+    if len(features) == 1 and features[0].ndim > 1:
+        return _Table(file=file, ids=ids, owner=owner, x=features[0], y=y)
+    if any(feature.ndim > 1 for feature in features):
+        raise InputError(
+            f"{file}: features must be single numbers, or be one column of lists or arrays; "
+            f"{', '.join(names.features)} are of both kinds."
+        )
+    x = columns.narrowed(np.stack(features, axis=1))
+    return _Table(file=file, ids=ids, owner=owner, x=x, y=y)
 
 
 def _all_features(file: Path, client: str, label: str) -> list[str]:
@@ -185,58 +153,47 @@ def _all_features(file: Path, client: str, label: str) -> list[str]:
     return numbers
 
 
-def _examples(file: Path, found: columns.Columns, names: _Names) -> Examples:
-    y = columns.labels(file, names.label, found[names.label])
-    features = [columns.numbers(file, name, found[name]) for name in names.features]
-    if len(features) == 1 and features[0].ndim > 1:
-        return features[0], y
-    if any(feature.ndim > 1 for feature in features):
-        raise InputError(
-            f"{file}: features must be single numbers, or be one column of lists or arrays; "
-            f"{', '.join(names.features)} are of both kinds."
-        )
-    return columns.narrowed(np.stack(features, axis=1)), y
-
-
-def _check_form(what: str, got: np.ndarray, expected: np.ndarray) -> None:
-    if (got.dtype, got.shape[1:]) != (expected.dtype, expected.shape[1:]):
-        raise InputError(
-            f"{what}: an example is {got.dtype} of the shape {got.shape[1:]}, but "
-            f"{expected.dtype} of {expected.shape[1:]} in others."
-        )
-
-
-def _classes(parts: Mapping[str, _Part]) -> list[str]:
-    """The labels that are text, in the order of their numbers."""
-    kinds: dict[str, Path] = {}
+def _classes(tables: Sequence[_Table]) -> list[str]:
+    """The labels that are text, in the order of their numbers. All files must be of one form."""
+    forms: dict[str, Path] = {}
     classes: set[str] = set()
-    for part in parts.values():
-        for file, labels in part.labels():
-            kind = "text" if labels.dtype == object else labels.dtype.name
-            kinds.setdefault(" x ".join([kind, *map(str, labels.shape[1:])]), file)
-            classes.update(labels.tolist() if labels.dtype == object else ())
-    if len(kinds) > 1:
-        files = ", ".join(f"{kind} in {file}" for kind, file in kinds.items())
-        raise InputError(f"labels must be of one kind, but there are {files}.")
+    for file, _, _, x, y in tables:
+        kind = "text" if y.dtype == object else y.dtype
+        if len(y):
+            form = f"{x.dtype} of the shape {x.shape[1:]} with a label {kind} of {y.shape[1:]}"
+            forms.setdefault(form, file)
+            classes.update(y.tolist() if y.dtype == object else ())
+    if len(forms) != 1:
+        found = ", ".join(f"{form} in {file}" for form, file in forms.items()) or "no rows"
+        raise InputError(f"all examples must be of one form, but there are {found}.")
     return list(text.one_line_each("label", sorted(classes)))
 
 
-def _encoded(part: _Part, classes: list[str], form: dict[str, np.ndarray]) -> Iterator[Client]:
-    """Clients as they are stored. `form` is of the first one, for all splits together."""
-    number = {label: place for place, label in enumerate(classes)}
-    for client, (x, y) in part.clients():
-        if classes:
-            y = np.array([number[label] for label in y.tolist()], np.int32)
-        if len(y):
-            _check_form(f"client {client!r}", x, form.setdefault("x", x[:0]))
-            yield client, {"x": x, "y": y}
+def _clients(tables: Sequence[_Table], classes: list[str]) -> Iterator[Client]:
+    """The clients of a split with their rows in the order of the files."""
+    tables = [table for table in tables if len(table.y)]
+    if not tables:
+        return
+    ids = list(dict.fromkeys(chain.from_iterable(table.ids for table in tables)))
+    place = {client: number for number, client in enumerate(ids)}
+    owners = [np.array([place[client] for client in table.ids])[table.owner] for table in tables]
+    owner = np.concatenate(owners)
+    x, y = np.concatenate([table.x for table in tables]), np.concatenate([t.y for t in tables])
+    if classes:
+        number = {label: number for number, label in enumerate(classes)}
+        y = np.array([number[label] for label in y.tolist()], np.int32)
+    ends = np.cumsum(np.bincount(owner))
+    parts = np.split(np.argsort(owner, kind="stable"), ends[:-1])
+    for client, rows in zip(ids, parts, strict=True):
+        yield client, {"x": x[rows], "y": y[rows]}
 
 
 def _held_out(clients: Iterator[Client], split: str) -> Iterator[Client]:
     empty = True
     for client, own in clients:
         count = len(own["y"])
-        digests = [hashlib.sha256(f"{client}:{row}".encode()).digest() for row in range(count)]
+        names = [encoded_id(client) + f":{row}".encode() for row in range(count)]
+        digests = [hashlib.sha256(name).digest() for name in names]
         test = np.zeros(count, bool)
         test[sorted(range(count), key=digests.__getitem__)[: (count + 2) // 5]] = True
         rows = test if split == "test" else ~test

@@ -96,14 +96,12 @@ def _columns(name: str, clients: Clients) -> Iterator[tuple[str, Arrays]]:
 
 def _users(clients: Clients) -> Iterator[tuple[str, list[Post]]]:
     for client, arrays in clients.read():
-        strings: dict[str, list[str]] = {}
-        for feature in TEXTS:
-            try:
-                strings[feature] = [value.decode() for value in arrays[feature]]
-            except UnicodeDecodeError as error:
-                raise damaged(
-                    f"{clients.place}, client {client!r}: the feature {feature!r} is not UTF-8 "
-                    f"({error})"
-                ) from None
-        rows = zip(*(strings[feature] for feature in TEXTS), strict=True)
+        try:
+            strings = [[value.decode() for value in arrays[feature]] for feature in TEXTS]
+            rows = list(zip(*strings, strict=True))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise damaged(
+                f"{clients.place}, client {client!r}: expected {' and '.join(TEXTS)} as lists of "
+                f"one length of texts in UTF-8 ({error})"
+            ) from None
         yield client, [Post(f"{body} {title}", tags.split("|")) for body, title, tags in rows]

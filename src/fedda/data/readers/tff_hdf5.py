@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import numpy as np
 
 from fedda.data.readers.common import Arrays, damaged, existing, parsing
-from fedda.data.readers.tff import TEXTS, Clients, count_files, counts_layout, features, source
+from fedda.data.readers.tff import Clients, count_files, counts_layout, features, source
 from fedda.data.store import Source
 
 PREFIX = {
@@ -55,24 +56,13 @@ def _clients(file: Path, name: str) -> Iterator[tuple[str, Arrays]]:
 
 
 def _arrays(group: h5py.Group, name: str, place: str) -> Arrays:
-    """The features of one client, as many of each."""
+    """The features of one client."""
     arrays: Arrays = {}
     for feature in features(name):
         dataset = _member(group, feature, h5py.Dataset, place)
         if dataset.external or dataset.is_virtual:
             raise damaged(f"{place}: the feature {feature!r} lies in another file")
-        if (h5py.check_string_dtype(dataset.dtype) is not None) != (feature in TEXTS):
-            expected = "strings" if feature in TEXTS else "numbers"
-            raise damaged(
-                f"{place}: the feature {feature!r} is {dataset.dtype}, expected {expected}"
-            )
-        shape = dataset.shape or ()  # one number has (), nothing at all None
-        count = len(next(iter(arrays.values()))) if arrays else shape[0] if shape else 0
-        if shape[:1] != (count,) or (feature in TEXTS and len(shape) != 1):
-            raise damaged(
-                f"{place}: the feature {feature!r} has the shape {shape} for {count} examples"
-            )
-        arrays[feature] = dataset[()]
+        arrays[feature] = np.asarray(dataset[()])
     return arrays
 
 

@@ -83,14 +83,7 @@ def _rows(file: Path, query: str, *values: str) -> Iterator[tuple[Any, ...]]:
 
 def _clients(file: Path, split: str, name: str) -> Iterator[tuple[str, Arrays]]:
     query = "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ?"
-    counts: dict[str, int] = {}
-    for client, count in _rows(file, query, split):
-        if not isinstance(client, str) or client in counts:
-            raise damaged(
-                f"{file}, split {split}: the table client_metadata has the client {client!r}, "
-                "expected every id once and as text"
-            )
-        counts[client] = count
+    counts = dict(_rows(file, query, split))
     # The official index makes this order free; in it, examples stay in the order of the file.
     query = (
         "SELECT client_id, serialized_example_proto FROM examples WHERE split_name = ? "
@@ -102,10 +95,10 @@ def _clients(file: Path, split: str, name: str) -> Iterator[tuple[str, Arrays]]:
         place = f"{file}, split {split}, client {client!r}"
         examples = [example for _, example in rows]
         expected = counts.pop(client, 0)
-        if expected != len(examples):
+        if expected != len(examples) or not isinstance(client, str):
             raise damaged(
                 f"{place} has {len(examples)} rows in the table examples, but client_metadata says "
-                f"{expected}"
+                f"{expected}; or its id is not text"
             )
         yield client, _arrays(examples, name, place)
 
