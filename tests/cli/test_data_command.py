@@ -52,7 +52,7 @@ def remote(server: Server, tmp_path: Path, monkeypatch) -> Server:
     (tmp_path / "h5").unlink()
     (tmp_path / "archive").unlink()
     dataset = catalogue.DATASETS["emnist-digits"]
-    url = dataset.downloads[0].url
+    url, _ = dataset.downloads[0]
     changed = catalogue.Dataset("", dataset.readers, ((url, checksum),))
     monkeypatch.setitem(catalogue.DATASETS, "emnist-digits", changed)
     return server
@@ -136,11 +136,10 @@ def test_what_cannot_be_read_may_be_replaced(fedda, root, tmp_path):
 
 def test_limits_are_told_in_the_help_and_may_be_raised(fedda, tmp_path, monkeypatch):
     words = " ".join(re.sub("[│╭╮╰╯─]", " ", fedda("data", "import", "--help")[1]).split())
-    assert "2 GB, or 50 times the size of the files if the machine has it" in words
-    assert "2 minutes, and 20 seconds more for each MB of the files" in words
+    assert words.count("grows with the files") == 2
     given = []
 
-    def call(function, arguments, what, limits, tell, lock):
+    def call(function, arguments, what, limits, tell):
         given.append(limits)
         raise InputError("no.")
 
@@ -266,7 +265,10 @@ def test_data_show_says_where_counts_end(fedda, tmp_path):
     [
         (["fetch", "emnits"], "unknown data set 'emnits'. Did you mean emnist"),
         (["fetch", "stackexchange"], "Extract Posts.xml"),
-        (["fetch", "emnist", "--mirror", "file:///tmp"], "begins with http:// or https://"),
+        (
+            ["fetch", "emnist", "--mirror", "file:///tmp"],
+            "expected an address such as https://host/folder/file",
+        ),
         (["fetch", "emnist", "--mirror", "http://127.0.0.1:9/x"], "--mirror URL, and files down"),
         (["import", "emnist", "nowhere"], "nowhere does not exist"),
         (["import", "emnist", "nowhere", "--label", "l"], "Leave out: --label"),

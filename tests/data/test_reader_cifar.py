@@ -157,7 +157,7 @@ def test_a_missing_split_is_named(tmp_path):
         ({b"coarse_labels": [*COARSE[:6], 20]}, "'coarse_labels' is 20 in example 6"),
         ({b"fine_labels": [b"a", *FINE[1:]]}, "'fine_labels' is .* expected integers"),
         ({b"fine_labels": None}, "'fine_labels' is object of .* expected integers"),
-        ({b"fine_labels": [2**70, *FINE[1:]]}, "OverflowError"),
+        ({b"fine_labels": [2**70, *FINE[1:]]}, "'fine_labels' is object of"),
     ],
 )
 def test_wrong_fields(tmp_path, changed, message):
