@@ -116,8 +116,8 @@ def why_untrained(row: Row) -> str | None:
 # ------------------------------------------------------------------- to continue an earlier result
 
 ADVICE = (
-    "To begin with parameters alone, give model._replace(init=lambda key: params) as model. Results "
-    "of run_grid lack what clients keep, the memory."
+    "To begin with parameters alone, give model._replace(init=lambda key: params) as model. "
+    "Results of run_grid lack what clients keep, the memory."
 )
 
 
