@@ -19,8 +19,8 @@ from typing import NamedTuple
 from filelock import FileLock, Timeout
 
 from fedda import tasks
-from fedda.errors import InputError
-from fedda.experiments import run as experiment
+from fedda.errors import InputError, unknown
+from fedda.models import PRECISIONS
 from fedda.storage import interrupts
 from fedda.tasks.config import Config
 from fedda_reproduction.paper import cells, training
@@ -61,8 +61,8 @@ def wanted(
     If no precision is given, a run has the precision of most of its finished runs, or else the
     default.
     """
-    if precision is not None:
-        experiment.check_precision(precision)
+    if precision not in (None, *PRECISIONS):  # before any data are looked for
+        raise unknown("precision", precision, PRECISIONS)
     usual: dict[str, Counter[str]] = {}
     for cell in finished:
         usual.setdefault(cell.group, Counter())[cell.config.precision] += 1

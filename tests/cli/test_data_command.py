@@ -297,7 +297,7 @@ def on_a_terminal(words: list[str], tmp_path: Path, until: bytes) -> tuple[int, 
     """Runs the command in a real terminal (a pty); interrupts it when it shows `until`."""
     main, worker = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "fedda.cli.main", "data", *words],
+        [sys.executable, "-m", "fedda", "data", *words],
         cwd=tmp_path,
         stdin=worker,
         stdout=worker,

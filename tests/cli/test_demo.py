@@ -19,7 +19,7 @@ def compare(directory: Path, *words: str) -> dict:
         [
             sys.executable,
             "-m",
-            "fedda.cli.main",
+            "fedda",
             "compare",
             *words,
             "--json",

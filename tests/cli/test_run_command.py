@@ -76,7 +76,7 @@ def test_on_a_terminal_there_is_a_bar_and_ctrl_c_says_how_to_go_on(tmp_path: Pat
     """A real terminal (a pty), a real interrupt, and the advice it prints, followed."""
     main, worker = pty.openpty()
     words = ["run", *QUICK[:3], "rounds=100000", "eval_every=50", "checkpoint_every=1"]
-    command = [sys.executable, "-m", "fedda.cli.main"]
+    command = [sys.executable, "-m", "fedda"]
     process = subprocess.Popen(
         [*command, *words, "--out", "long"],
         cwd=tmp_path,
@@ -112,7 +112,7 @@ def test_on_a_terminal_there_is_a_bar_and_ctrl_c_says_how_to_go_on(tmp_path: Pat
 def test_sigterm_says_how_to_go_on(tmp_path: Path, in_quick_processes):
     words = ["run", *QUICK[:3], "rounds=100000", "eval_every=50", "--out", "long"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "fedda.cli.main", *words],
+        [sys.executable, "-m", "fedda", *words],
         cwd=tmp_path,
         stderr=subprocess.PIPE,
         text=True,

@@ -96,7 +96,7 @@ def start(directory: Path, *arguments: str) -> "subprocess.Popen[bytes]":
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
     return subprocess.Popen(
-        [sys.executable, "-m", "fedda.cli.main", "run", "--quiet", *arguments],
+        [sys.executable, "-m", "fedda", "run", "--quiet", *arguments],
         env=environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

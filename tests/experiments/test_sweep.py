@@ -376,7 +376,7 @@ def start(directory: Path, *words: str) -> "subprocess.Popen[bytes]":
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     }
     environment.pop("XLA_FLAGS", None)
-    command = [sys.executable, "-m", "fedda.cli.main", "sweep", "--quiet", "--out", str(directory)]
+    command = [sys.executable, "-m", "fedda", "sweep", "--quiet", "--out", str(directory)]
     return subprocess.Popen([*command, *words], env=environment, stdout=subprocess.DEVNULL)
 
 

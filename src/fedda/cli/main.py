@@ -93,7 +93,3 @@ Version = typer.Option(
 def start(version: Annotated[bool, Version] = False) -> None:
     """Federated optimisation: FedDA and its baselines, simulated."""
     devices.start_up()
-
-
-if __name__ == "__main__":
-    main()

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Annotated
 
+import jax
 import typer
 
 from fedda.cli import terminal
@@ -14,7 +15,7 @@ from fedda.errors import InputError, writing
 from fedda.experiments import run as experiment
 from fedda.report.runs import read_runs
 from fedda.report.statistics import table
-from fedda.simulate import devices, hosts
+from fedda.simulate import hosts
 from fedda.simulate.run import why_untrained
 from fedda.storage.provenance import versions
 from fedda.tasks import config
@@ -62,7 +63,7 @@ def run_command(
     elif (together, process) != (1, 0):
         raise InputError("--processes and --process need --coordinator HOST:PORT.")
     if values.get("devices") == "all":
-        values["devices"] = devices.count()
+        values["devices"] = len(jax.devices())  # of all processes
     quiet |= not hosts.is_first()
     resolved = config.resolve(values if resume is None else {})
     directory = resume or out_dir or Path()

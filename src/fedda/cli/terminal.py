@@ -70,12 +70,8 @@ def print_table(
         table.add_column(printable(name), justify=justify, no_wrap=side != "w", overflow="fold")
     for row in body:
         table.add_row(*map(printable, row))
-    (out.print if "w" in align else print_whole)(table)
-
-
-def print_whole(table: Table) -> None:
-    """Print a table whose cells are neither wrapped nor shortened on a narrow terminal."""
-    Console(highlight=False, width=1000).print(table)
+    # Without words, a narrow terminal may break lines, but no cell is shortened.
+    (out if "w" in align else Console(highlight=False, width=1000)).print(table)
 
 
 def printable(text: str) -> str:

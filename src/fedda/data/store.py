@@ -180,11 +180,16 @@ def work_folder(path: Path) -> Iterator[Path]:
 
 def put(folder: Path, path: Path) -> None:
     """Give a new store its path. An old store at the path moves to beside where the new one was."""
-    if path.exists():
-        if _exchange(folder, path):
-            return
-        os.rename(path, folder.with_name("old"))
-    os.rename(folder, path)
+    if not path.exists():
+        os.rename(folder, path)
+    elif not _exchange(folder, path):
+        old = folder.with_name("old")
+        os.rename(path, old)
+        try:
+            os.rename(folder, path)
+        except BaseException:  # such as Ctrl-C
+            os.rename(old, path)
+            raise
 
 
 def _exchange(one: Path, other: Path) -> bool:

@@ -12,8 +12,6 @@ import jax
 
 from fedda import api, tasks
 from fedda.core import tree
-from fedda.errors import unknown
-from fedda.models import PRECISIONS
 from fedda.report.runs import SUMMARY
 from fedda.simulate import devices, hosts
 from fedda.simulate import train as simulate
@@ -84,12 +82,6 @@ def resume(
 
     config = configs.resolve(tomllib.loads(hosts.from_first(settings).decode()))
     return train(config, hosts.agreed(lambda: prepare(config)), directory, on_progress)
-
-
-def check_precision(precision: str) -> None:
-    """Refuse an unknown precision, before any data are looked for."""
-    if precision not in PRECISIONS:
-        raise unknown("precision", precision, PRECISIONS)
 
 
 class Prepared(NamedTuple):

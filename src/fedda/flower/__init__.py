@@ -11,12 +11,4 @@ from fedda.flower.secure import secure_mods
 from fedda.flower.server import Served, serve, server_app
 from fedda.flower.settings import Secure, Settings
 
-__all__ = [
-    "Secure",
-    "Served",
-    "Settings",
-    "client_app",
-    "secure_mods",
-    "serve",
-    "server_app",
-]
+__all__ = ["Secure", "Served", "Settings", "client_app", "secure_mods", "serve", "server_app"]

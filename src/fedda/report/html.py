@@ -42,11 +42,6 @@ def render(template: str, package: str = __package__, **values: Any) -> str:
     return str(_environment(package).get_template(template).render(**values))
 
 
-def part(name: str, *values: Any) -> str:
-    """Return what a macro of `parts.html` makes of these values."""
-    return str(getattr(_environment(__package__).get_template("parts.html").module, name)(*values))
-
-
 def plotly_script() -> str:
     """Return the program that draws plots: the value of `plotly` for a page that has some."""
     return str(import_extra("plotly.offline", "report", "write web pages").get_plotlyjs())

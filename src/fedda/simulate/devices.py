@@ -65,9 +65,8 @@ def start_up() -> None:
 
 def cores() -> int:
     """Return the number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    known = hasattr(os, "sched_getaffinity")
+    return len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
 
 
 def compiled_folder() -> Path | None:
@@ -77,11 +76,6 @@ def compiled_folder() -> Path | None:
         return None
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return (Path(wanted) if wanted else base / "fedda" / "compiled") / _processor()
-
-
-def count() -> int:
-    """Return the number of devices of all processes together."""
-    return len(jax.devices())
 
 
 def _processor() -> str:
