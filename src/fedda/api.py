@@ -21,6 +21,7 @@ from fedda.data.federation import Shards, checked_pair, from_clients
 from fedda.data.streaming import Feed
 from fedda.errors import InputError, check_whole_number, is_finite, shown
 from fedda.models import Model
+from fedda.simulate import hosts
 from fedda.simulate.check_problem import check_problem
 from fedda.simulate.cohort import SAMPLERS, Layout, automatic_chunk
 from fedda.simulate.devices import everywhere, mesh_for
@@ -154,12 +155,12 @@ def run(
     setup, values = _prepare(training, hyper, OF_RUN)
     check_seed(seed)
     check_whole_number("checkpoint_every", checkpoint_every, least=1)
-    path = None if directory is None else Path(directory)
+    path = Path(directory) if directory is not None and hosts.is_first() else None
     settings = {} if path is None else _identity(training, setup, values, hyper)
     settings |= {"seed": int(seed), "checkpoint_every": int(checkpoint_every)}
     settings |= {"start": None if start is None or path is None else digest(start)}
     hp = traced(values, model)
-    with RunDirectory(path, settings, CHANGEABLE) as kept:
+    with hosts.agreed(lambda: RunDirectory(path, settings, CHANGEABLE)) as kept:
         result = train_run(
             setup,
             hp,
