@@ -81,7 +81,7 @@ def test_readme_a_kept_run_continues(tmp_path: Path):
         for word in ("fedda.Model(", "directory=")
     )
     shown = "\nprint([row['round'] for row in result.history], result.params['w'].ravel().tolist())"
-    whole = run_plainly(own + kept.replace('directory="runs/mine"', "") + shown, tmp_path)
+    whole = run_plainly(own + kept.replace('"runs/mine"', "None") + shown, tmp_path)
     assert whole.splitlines()[-1].startswith("[0, 10, ")
     assert ", 490, 500]" in whole
     interrupted = """

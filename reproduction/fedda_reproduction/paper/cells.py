@@ -35,6 +35,9 @@ COMPUTATION = {"chunk", "devices", "memory_gb", "data_gb", "checkpoint_every"}
 # Settings that algorithms got later, with the value that the cells from before stand for.
 LATER = {"sends": "both", "momentum": "kept"}
 
+# Settings that algorithms have lost, with the only value that cells have.
+RETIRED = {"fedlin": {"server_topk": "off", "client_topk": "off"}}
+
 # The part of a run's summary that its cell holds.
 SUMMARY = {
     "metric": str,
@@ -109,7 +112,7 @@ def identity(config: Config) -> dict[str, Any]:
     dropped = LATER | _optional()
     return {
         name: int(value) if isinstance(value, float) and value.is_integer() else value
-        for name, value in config.flat().items()
+        for name, value in (config.flat() | RETIRED.get(config.algorithm, {})).items()
         if name not in COMPUTATION and (name not in dropped or value != dropped[name])
     }
 
@@ -265,7 +268,9 @@ def read(path: Path) -> Cell | Damaged:
     if (path.parent.name, path.stem) != (settings["task"], f"{settings['algorithm']}-{hashed}"):
         return Damaged(path, "is the result of another configuration than its name says")
     try:
-        config = configs.resolve(_optional() | settings)
+        retired = RETIRED.get(settings["algorithm"], {})
+        known = {name: value for name, value in settings.items() if retired.get(name) != value}
+        config = configs.resolve(_optional() | known)
         if min(content["parameters"], config.rounds, config.cohort, config.eval_every) < 1:
             return Damaged(path, "is of a run without parameters, rounds, clients or evaluations")
         return Cell(path=path, config=config, content=content)
