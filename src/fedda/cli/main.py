@@ -17,7 +17,7 @@ from fedda.cli.data import data_app
 from fedda.cli.report import report_command
 from fedda.cli.run import ABOUT_SETTINGS, run_command
 from fedda.cli.sweep import sweep_command
-from fedda.cli.terminal import out, print_error
+from fedda.cli.terminal import at_end, out, print_error
 from fedda.errors import InputError, unknown
 from fedda.simulate import devices, hosts
 
@@ -61,7 +61,8 @@ def main() -> None:
     """Run the command. A wrong input is a message, not a traceback."""
     with hosts.parting():
         try:
-            app()
+            with at_end:
+                app()
         except (InputError, OSError) as error:
             print_error(str(error))
             sys.exit(2)

@@ -7,11 +7,10 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
-import click
 import typer
 from rich import box
 from rich.console import Console, JustifyMethod
@@ -39,6 +38,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and no
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
+at_end = ExitStack()  # what is done when the command ends
 
 
 def print_table(
@@ -180,5 +180,5 @@ def new_directory(name: str) -> Path:
             if runs_is_new:
                 runs.rmdir()
 
-    click.get_current_context().call_on_close(tidy)
+    at_end.callback(tidy)
     return path
