@@ -162,7 +162,7 @@ def test_readme_data_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s
     emnist = DATASETS["emnist"]
     assert emnist.downloads, "what the README fetches can be fetched"
     mirror = server.url.removesuffix("/file.bin")
-    download = emnist.downloads[0]._replace(checksum=checksum)
+    download = (emnist.downloads[0][0], checksum)
     monkeypatch.setitem(DATASETS, "emnist", replace(emnist, downloads=(download,)))
     with tarfile.open("cifar-100-python.tar.gz", "w:gz") as archive:
         for split, size in (("train", 600), ("test", 200)):
