@@ -292,7 +292,7 @@ def test_a_checkpoint_takes_no_more_memory_than_is_asked_for(tmp_path, monkeypat
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypatch):
-    """The end of the run waits for it, and so does a process that is told to end."""
+    """The end of the run waits for it, and so does a process that receives SIGTERM."""
     may_write, write = threading.Event(), directory.checkpoint.write
 
     def slowly(*arguments: Any) -> None:

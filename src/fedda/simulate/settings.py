@@ -19,7 +19,7 @@ Clients = Sequence[Examples] | Shards | Feed
 
 
 class Training(NamedTuple):
-    """What a run is told besides hyper-parameters; `fedda.run` documents each."""
+    """The settings of a run besides hyper-parameters; `fedda.run` documents each."""
 
     algorithm: str | Algorithm
     model: Model
