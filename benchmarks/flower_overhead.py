@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedda.report.tables import markdown_table
+from fedda.reports.tables import markdown_table
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parent / "examples" / "flower-digits"

@@ -28,8 +28,8 @@ from fedda.core import losses
 from fedda.data import preprocessing
 from fedda.data.federation import Shards
 from fedda.models import cnn, mlp
-from fedda.report import figures
-from fedda.report.tables import markdown_table
+from fedda.reports import figures
+from fedda.reports.tables import markdown_table
 from fedda.simulate import train as simulate
 from fedda.storage.provenance import device
 

@@ -8,7 +8,7 @@ import typer
 
 from fedda.cli.terminal import Quiet, note, print_table, say, training
 from fedda.errors import InputError, writing
-from fedda.report.runs import read_runs
+from fedda.reports.runs import read_runs
 from fedda.tasks.config import Config
 from fedda_reproduction import reproduce
 from fedda_reproduction.paper import cells, corrections, experiments, page, tables

@@ -2,7 +2,7 @@
 
 import json
 
-from fedda.report import tables
+from fedda.reports import tables
 
 
 def write_run(

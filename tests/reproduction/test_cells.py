@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedda.errors import InputError
-from fedda.report.runs import read_runs
+from fedda.reports.runs import read_runs
 from fedda.simulate import train
 from fedda.tasks import config
 from fedda_reproduction.paper import cells

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedda.errors import InputError
-from fedda.report.statistics import Curve
+from fedda.reports.statistics import Curve
 from fedda_reproduction.paper import cells, report
 from helpers.browser import chromium, line_paths, resize  # noqa: F401 - a fixture
 from helpers.finished_runs import RESULTS, entries, entry_of, write_cell

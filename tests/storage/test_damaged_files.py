@@ -12,8 +12,8 @@ import pytest
 
 from fedda.errors import InputError
 from fedda.experiments import compare
-from fedda.report import comparison
-from fedda.report.runs import read_runs
+from fedda.reports import comparison
+from fedda.reports.runs import read_runs
 from fedda.simulate import train
 from fedda.storage import schema
 from fedda.storage.files import sealed

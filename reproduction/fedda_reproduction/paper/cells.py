@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedda.errors import InputError
-from fedda.report.runs import Run
+from fedda.reports.runs import Run
 from fedda.simulate.train import averaged
 from fedda.storage.files import read_json, write_whole
 from fedda.storage.schema import NUMBER_OR_NULL, mismatch

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedda.report.statistics import Interval, interval
+from fedda.reports.statistics import Interval, interval
 from fedda_reproduction.paper import cells
 from fedda_reproduction.paper.cells import Cell
 from fedda_reproduction.paper.experiments import FEDDA, Entry, experiments

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from markdown_it import MarkdownIt
 
-from fedda.report import figures, html
-from fedda.report.figures import Line, Panel, metric_label
-from fedda.report.statistics import Curve
+from fedda.reports import figures, html
+from fedda.reports.figures import Line, Panel, metric_label
+from fedda.reports.statistics import Curve
 from fedda.storage.files import write_whole
 from fedda_reproduction.paper import comparison
 from fedda_reproduction.paper.cells import Cell

@@ -8,8 +8,8 @@ from typing import Any
 
 from fedda import algorithms
 from fedda.errors import InputError
-from fedda.report.statistics import Interval, interval
-from fedda.report.tables import markdown_table
+from fedda.reports.statistics import Interval, interval
+from fedda.reports.tables import markdown_table
 from fedda.storage.files import read_json
 from fedda.tasks.config import Config
 from fedda_reproduction.paper import cells, comparison, corrections

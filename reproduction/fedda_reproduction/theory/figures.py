@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedda.report import figures
-from fedda.report.figures import Line, Panel
-from fedda.report.statistics import Curve
+from fedda.reports import figures
+from fedda.reports.figures import Line, Panel
+from fedda.reports.statistics import Curve
 from fedda_reproduction.theory.adam_ratios import COHORTS, EVERYBODY, PAPER
 from fedda_reproduction.theory.verdicts import NEARER, Row, select
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedda.report.statistics import interval
+from fedda.reports.statistics import interval
 
 Floats = npt.NDArray[np.float64]
 

@@ -4,7 +4,7 @@ import tomllib
 from collections.abc import Iterable
 from typing import Any
 
-from fedda.report.html import render
+from fedda.reports.html import render
 from fedda_reproduction.theory import verdicts
 from fedda_reproduction.theory.adam_ratios import NEAR
 from fedda_reproduction.theory.deviation import LATE

@@ -11,8 +11,8 @@ from fedda.cli.report import Threshold, print_rows, write_report
 from fedda.cli.terminal import Json, Out, Quiet, new_directory, note, print_error, training
 from fedda.errors import InputError, MissingExtraError, writing
 from fedda.experiments import compare
-from fedda.report import statistics
-from fedda.report.runs import read_runs
+from fedda.reports import statistics
+from fedda.reports.runs import read_runs
 from fedda.simulate.run import why_untrained
 from fedda.tasks import config
 

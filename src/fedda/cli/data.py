@@ -18,7 +18,7 @@ from fedda.data.catalogue import DATASETS
 from fedda.data.federation import Ragged, Shards, num_rows
 from fedda.data.streaming import Feed
 from fedda.errors import InputError, unknown, writing
-from fedda.report import federation
+from fedda.reports import federation
 from fedda.tasks import config
 
 data_app = typer.Typer(

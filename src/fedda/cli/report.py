@@ -7,9 +7,9 @@ import typer
 
 from fedda.cli import terminal
 from fedda.errors import writing
-from fedda.report import comparison, tables
-from fedda.report.runs import read_runs
-from fedda.report.statistics import Row, table
+from fedda.reports import comparison, tables
+from fedda.reports.runs import read_runs
+from fedda.reports.statistics import Row, table
 
 Threshold = Annotated[
     float | None,

@@ -13,8 +13,8 @@ from fedda.cli.report import print_rows
 from fedda.cli.tensorboard import event_file
 from fedda.errors import InputError, writing
 from fedda.experiments import run as experiment
-from fedda.report.runs import read_runs
-from fedda.report.statistics import table
+from fedda.reports.runs import read_runs
+from fedda.reports.statistics import table
 from fedda.simulate import hosts
 from fedda.simulate.run import why_untrained
 from fedda.storage.provenance import versions

@@ -10,7 +10,7 @@ from fedda.cli import terminal
 from fedda.cli.progress import Update, bars
 from fedda.errors import InputError, writing
 from fedda.experiments import sweep
-from fedda.report import heatmap
+from fedda.reports import heatmap
 from fedda.tasks import config
 
 

@@ -12,7 +12,7 @@ import jax
 
 from fedda import api, tasks
 from fedda.core import tree
-from fedda.report.runs import SUMMARY
+from fedda.reports.runs import SUMMARY
 from fedda.simulate import devices, hosts
 from fedda.simulate import train as simulate
 from fedda.simulate.run import Result, train_run

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from fedda import algorithms, api
 from fedda.errors import InputError, unknown
 from fedda.experiments import run as experiment
-from fedda.report import statistics
+from fedda.reports import statistics
 from fedda.simulate.grid import Part
 from fedda.simulate.train import TOTALS, Row, averaged
 from fedda.storage.directory import RunDirectory

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedda.report import figures, html, tables
-from fedda.report.figures import Line, Panel
-from fedda.report.runs import Run, read_runs
-from fedda.report.statistics import curves, group, measure, megabytes, table
+from fedda.reports import figures, html, tables
+from fedda.reports.figures import Line, Panel
+from fedda.reports.runs import Run, read_runs
+from fedda.reports.statistics import curves, group, measure, megabytes, table
 from fedda.storage.files import write_whole
 
 # Settings that the page names. A note says if runs differ in one of them.

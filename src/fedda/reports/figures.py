@@ -1,6 +1,6 @@
 """Figures as PNG and PDF: the palette, the style of the axes, curves over seeds, and saving.
 
-The same curves can be plotted on a web page: see `fedda.report.html`.
+The same curves can be plotted on a web page: see `fedda.reports.html`.
 """
 
 import math
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedda.errors import import_extra
-from fedda.report.statistics import Curve
+from fedda.reports.statistics import Curve
 from fedda.storage.files import naming
 
 # Okabe and Ito's colours, less black and yellow, which vanish on a dark or a light page; then four

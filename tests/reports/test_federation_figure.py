@@ -8,7 +8,7 @@ import pytest
 
 from fedda.data import digits, partition
 from fedda.errors import MissingExtraError
-from fedda.report import federation
+from fedda.reports import federation
 from helpers.labels import label_histogram
 
 MAGIC = {"png": b"\x89PNG\r\n\x1a\n", "pdf": b"%PDF-"}

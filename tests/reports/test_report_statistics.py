@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedda.report.runs import read_runs
-from fedda.report.statistics import interval, table
+from fedda.reports.runs import read_runs
+from fedda.reports.statistics import interval, table
 from helpers.runs import cells, write_run
 
 

@@ -8,8 +8,8 @@ from functools import lru_cache
 from typing import Any
 
 from fedda.errors import import_extra
-from fedda.report.figures import Panel, line_style, metric_label, sentence_case
-from fedda.report.tables import markdown_table, markdown_text
+from fedda.reports.figures import Panel, line_style, metric_label, sentence_case
+from fedda.reports.tables import markdown_table, markdown_text
 
 
 @lru_cache

@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from fedda.errors import MissingExtraError
-from fedda.report import comparison, tables
-from fedda.report.runs import read_runs
-from fedda.report.statistics import table
+from fedda.reports import comparison, tables
+from fedda.reports.runs import read_runs
+from fedda.reports.statistics import table
 from helpers.browser import outside_scripts
 from helpers.runs import cells, write_run
 

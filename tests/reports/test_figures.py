@@ -2,9 +2,9 @@
 
 import pytest
 
-from fedda.report import figures
-from fedda.report.figures import Line, Panel
-from fedda.report.statistics import Curve
+from fedda.reports import figures
+from fedda.reports.figures import Line, Panel
+from fedda.reports.statistics import Curve
 
 
 def curve(label, mean, x=(1, 2, 3)):

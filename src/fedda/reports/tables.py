@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from html import escape
 
-from fedda.report.statistics import Interval, Row
+from fedda.reports.statistics import Interval, Row
 
 _SPECIAL = str.maketrans({character: f"\\{character}" for character in "\\|`"})
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedda.data.statistics import Statistics, describe
 from fedda.errors import import_extra
-from fedda.report.figures import BLUE, ORANGE, new_figure, save, style_axes
+from fedda.reports.figures import BLUE, ORANGE, new_figure, save, style_axes
 
 SHEET = (6, 10)  # clients on the sheet of images, and images of each
 _COLUMNS = 50  # clients in the panel of labels

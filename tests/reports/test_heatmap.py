@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedda.experiments import sweep
-from fedda.report import heatmap
+from fedda.reports import heatmap
 from fedda.tasks import config
 
 SMALL = {"algorithm": "fedda-adam", "model": "linear", "clients": 12, "cohort": 3, "rounds": 4}

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedda.errors import InputError
-from fedda.report.runs import Evaluation, Run
+from fedda.reports.runs import Evaluation, Run
 from fedda.storage.files import EVALUATION
 
 LAST = 5  # evaluations at the end of a run that are averaged

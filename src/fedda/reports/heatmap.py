@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedda.report.figures import new_figure, save
+from fedda.reports.figures import new_figure, save
 
 
 def write(summary: Mapping[str, Any], path: Path) -> bool:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from fedda.report import comparison
-from fedda.report.runs import read_runs
-from fedda.report.statistics import table
+from fedda.reports import comparison
+from fedda.reports.runs import read_runs
+from fedda.reports.statistics import table
 from helpers.runs import cells, write_run
 
 

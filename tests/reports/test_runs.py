@@ -2,8 +2,8 @@
 
 import pytest
 
-from fedda.report.runs import read_runs
-from fedda.report.statistics import table
+from fedda.reports.runs import read_runs
+from fedda.reports.statistics import table
 from helpers.runs import write_run
 
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from fedda.report import comparison, tables
-from fedda.report.runs import read_runs
-from fedda.report.statistics import table
+from fedda.reports import comparison, tables
+from fedda.reports.runs import read_runs
+from fedda.reports.statistics import table
 from helpers.browser import line_paths, resize
 
 ALGORITHMS = ("<b><script>document.title = 'run'</script></b>", "fedadam", "fedavg", "fedda-adam")
