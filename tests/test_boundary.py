@@ -82,7 +82,7 @@ def run(algorithm="fedavg", clients=CLIENTS, loss=cross_entropy, **settings):
         ({"metrics": accuracy}, "metrics must be a list of named functions"),
         ({"metrics": [functools.partial(accuracy)]}, "metrics must be a list of named functions"),
         ({"clients": None}, "clients must be a list of pairs .* got NoneType"),
-        ({"clients": {"a": (X, Y)}}, "clients must be a list of pairs .* got dict"),
+        ({"clients": 7}, "clients must be a list of pairs .* got int"),
         ({"clients": [(X * np.inf, Y)]}, "x of client 0 has a non-finite value in row 0"),
         ({"clients": [(X.astype(np.float64) * 1e300, Y)]}, "x of client 0 has a non-finite value"),
         ({"clients": [(np.array([["a"]]), Y[:1])]}, "x of client 0 is text; expected numbers"),

@@ -4,16 +4,21 @@ from fedda import algorithms, models
 from fedda.api import GridPoint, run, run_grid
 from fedda.core import losses
 from fedda.core.algorithm import Algorithm, Phase
+from fedda.data.preparation import Preparation
+from fedda.data.tabular import Federation, federation
 from fedda.models import Model
 from fedda.simulate.run import Result
 
 __all__ = [
     "Algorithm",
+    "Federation",
     "GridPoint",
     "Model",
     "Phase",
+    "Preparation",
     "Result",
     "algorithms",
+    "federation",
     "losses",
     "models",
     "run",

@@ -19,6 +19,7 @@ from fedda.core.algorithm import Algorithm
 from fedda.core.task import ExampleWise, Task
 from fedda.data.federation import Shards, checked_pair, from_clients
 from fedda.data.streaming import Feed
+from fedda.data.tabular import Federation, joined
 from fedda.errors import InputError, check_whole_number, is_finite, shown
 from fedda.models import Model
 from fedda.simulate import hosts
@@ -94,9 +95,11 @@ def run(
     Args:
         algorithm: The name of an algorithm (`fedda algorithms` lists them), or your own record.
         model: A pair of functions; `fedda.models.from_nnx` and `from_equinox` make one.
-        clients: One pair of arrays `(x, y)` for each client, of any number of examples.
+        clients: A federation (`fedda.federation` makes one), or one pair of arrays `(x, y)` for
+            each client, of any number of examples: a list, or a dictionary by client name.
         loss: A function of `(outputs, y)` that gives one number for each example.
-        test: A pair of arrays `(x, y)` to evaluate on.
+        test: A pair of arrays `(x, y)` to evaluate on. By default, the test examples of a
+            federation.
         metrics: Functions of `(outputs, y)`, to report on the test set by their names.
         rounds: The number of rounds.
         cohort: The number of clients in a round.
@@ -403,9 +406,13 @@ def _prepare(
     if isinstance(given.algorithm, Algorithm):
         check_algorithm.check_parts(given.algorithm)
     record, values = algorithms.configure(given.algorithm, hyper, (*KEYWORDS, *other_keywords))
-    clients = given.clients
+    clients, test = given.clients, given.test
+    if isinstance(clients, Federation):
+        if test is None and any(len(y) for _, y in clients.test):
+            test = joined(clients.test)
+        clients = dict(zip(clients.names, clients.clients, strict=True))
     shards = clients if isinstance(clients, (Shards, Feed)) else from_clients(clients)
-    test = None if given.test is None else checked_pair(given.test, "the test set")
+    test = None if test is None else checked_pair(test, "the test set")
     plan = checked_plan(given, shards)
     full_rounds = last_rounds(given.stabilise, given.rounds)
     check_problem(model, loss, given.metrics, shards, test)

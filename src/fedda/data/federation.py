@@ -5,7 +5,7 @@ A federation that is too large for the device stays on disk, and the device hold
 `Shards`, those clients that the next rounds ask.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Real
@@ -100,20 +100,31 @@ def from_partition(x: np.ndarray, y: np.ndarray, partition: Sequence[np.ndarray]
     return from_clients([(x[rows], y[rows]) for rows in partition])
 
 
-def from_clients(clients: Iterable[tuple[Any, Any]]) -> Shards:
-    """Shards from one pair of arrays `(x, y)` a client, checked: this is the library's boundary."""
-    if isinstance(clients, (str, dict)) or not isinstance(clients, Iterable):
+def from_clients(clients: Iterable[tuple[Any, Any]] | Mapping[str, tuple[Any, Any]]) -> Shards:
+    """Return the shards of clients, given as a list or by name as pairs of arrays `(x, y)`.
+
+    Raises:
+        InputError: The arrays of a client cannot be used; the message names the client.
+    """
+    if isinstance(clients, Mapping):
+        owners = [f"client {name!r}" for name in clients]
+        clients = clients.values()
+    elif isinstance(clients, Iterable) and not isinstance(clients, str):
+        clients = list(clients)
+        owners = [f"client {number}" for number in range(len(clients))]
+    else:
         raise InputError(
-            f"clients must be a list of pairs (x, y) of arrays, got {type(clients).__name__}."
+            "clients must be a list of pairs (x, y) of arrays, or a dictionary of them, got "
+            f"{type(clients).__name__}. fedda.federation makes clients of a table."
         )
-    pairs = [checked_pair(pair, f"client {number}") for number, pair in enumerate(clients)]
+    pairs = [checked_pair(pair, owner) for pair, owner in zip(clients, owners, strict=True)]
     filled = [pair for pair in pairs if len(pair[0])]
     if not filled:
         raise InputError(
             f"clients must hold at least one example, got {len(pairs)} clients with none."
         )
-    for number, pair in enumerate(pairs):
-        check_shapes(pair, filled[0], f"client {number}")
+    for pair, owner in zip(pairs, owners, strict=True):
+        check_shapes(pair, filled[0], owner)
     count = np.array([len(x) for x, _ in pairs], np.int32)
     x, y = (np.concatenate(arrays) for arrays in zip(*filled, strict=True))
     return Shards(

@@ -1,6 +1,6 @@
 """The arguments that `fedda.run` and `fedda.run_grid` share, and their checks."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Literal, NamedTuple
 
@@ -10,12 +10,13 @@ from fedda.core.algorithm import Algorithm
 from fedda.core.task import ExampleWise, Plan
 from fedda.data.federation import Shards
 from fedda.data.streaming import Feed
+from fedda.data.tabular import Federation
 from fedda.errors import LARGEST, InputError, check_whole_number, is_finite, shown, unknown
 from fedda.models import Model
 from fedda.simulate.cohort import SAMPLERS
 
 Examples = tuple[ArrayLike, ArrayLike]
-Clients = Sequence[Examples] | Shards | Feed
+Clients = Sequence[Examples] | Mapping[str, Examples] | Federation | Shards | Feed
 
 
 class Training(NamedTuple):

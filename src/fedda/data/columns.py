@@ -1,0 +1,220 @@
+"""Columns of a table as arrays: numbers, text or, for each row, an array.
+
+A column comes from a DataFrame, a dictionary, a list or a file. `plain` turns it into one of three
+forms: an array of booleans, whole numbers or floats, in which NaN is a missing value; an array of
+`str` and None; or an array of numbers with more than one axis.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+
+from fedda.errors import InputError, unknown
+
+Columns = dict[str, np.ndarray]
+At = Callable[[int], str]  # describes a row by its number, such as "visits.csv, row 7"
+
+OPTIONS = "Correct the data, or choose other columns with client, label, features or ignore."
+DATES = (
+    "Turn them into numbers, such as the days since a date or the month, or leave the column out "
+    "with ignore."
+)
+
+
+def of(rows: Any, names: Sequence[str] = ()) -> Columns:
+    """Return the columns of a table that is in memory, by name.
+
+    Args:
+        rows: A pandas or Polars DataFrame, a dictionary of columns, a list of dictionaries (one a
+            row), or a list of rows or an array with the columns `names`.
+        names: The names of the columns if `rows` has none.
+    """
+    if isinstance(rows, Mapping):
+        return {str(name): np.atleast_1d(_array(column)) for name, column in rows.items()}
+    if is_frame(rows):
+        listed = [str(name) for name in rows.columns]
+        for name in listed:
+            if listed.count(name) > 1:
+                raise InputError(f"the table has more than one column {name!r}. Rename one.")
+        return {str(name): _array(rows[name]) for name in rows.columns}
+    if not isinstance(rows, Iterable) or isinstance(rows, str | bytes):
+        raise InputError(
+            f"got {type(rows).__name__}, expected a DataFrame, a dictionary of columns or a list "
+            "of rows."
+        )
+    listed = list(rows)
+    if listed and all(isinstance(row, Mapping) for row in listed):
+        names = list(dict.fromkeys(name for row in listed for name in row))
+        return {name: _objects([row.get(name) for row in listed]) for name in names}
+    for number, row in enumerate(listed):
+        if not isinstance(row, Sequence | np.ndarray) or len(row) != len(names):
+            raise InputError(
+                f"row {number} (from 0) must have {len(names)} values: {', '.join(names)}."
+            )
+    return {name: _objects([row[place] for row in listed]) for place, name in enumerate(names)}
+
+
+def is_frame(rows: Any) -> bool:
+    """Return whether an object is a DataFrame: it has named columns, which an index returns."""
+    return hasattr(rows, "columns") and hasattr(rows, "__getitem__") and hasattr(rows, "shape")
+
+
+def find(columns: Mapping[str, Any], name: str, place: str) -> Any:
+    """Return a column by its name."""
+    if name not in columns:
+        raise InputError(f"{place}: {unknown('column', name, columns)}")
+    return columns[name]
+
+
+def _array(column: Any) -> np.ndarray:
+    if str(getattr(column, "dtype", "")) == "category":  # of pandas: the values are no quantities
+        return _objects([value if is_missing(value) else as_text(value) for value in column])
+    array = column.to_numpy() if hasattr(column, "to_numpy") else column
+    if isinstance(array, np.ndarray):
+        return array.astype(object) if array.dtype.kind in "SU" else array
+    if isinstance(array, str | bytes) or not isinstance(array, Iterable):
+        return _objects([array])
+    return _objects(list(array))
+
+
+def _objects(values: Sequence[Any]) -> np.ndarray:
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array
+
+
+def is_missing(value: Any) -> bool:
+    """Return whether a value is None, NaN, or the missing value of pandas."""
+    if value is None or (isinstance(value, float | np.floating) and value != value):
+        return True
+    return type(value).__name__ in ("NAType", "NaTType")
+
+
+def as_text(value: Any) -> str:
+    """Return the text of a category or a client: 1 and 1.0 are the same."""
+    if isinstance(value, bytes):
+        return value.decode()
+    if isinstance(value, float | np.floating) and float(value).is_integer():
+        return str(int(value))
+    return str(value)
+
+
+def plain(name: str, column: np.ndarray, at: At) -> np.ndarray:
+    """Return a column in one of the three forms of this module.
+
+    Args:
+        name: The name of the column, for messages.
+        column: The column as it was read.
+        at: Describes a row, for messages.
+    """
+    if column.dtype.kind in "mM":
+        raise InputError(f"column {name!r} holds dates or times, expected numbers or text. {DATES}")
+    if column.dtype.kind in "biuf":
+        if column.ndim > 1 and not column[:1].size and len(column):
+            raise InputError(
+                f"column {name!r} has the shape {column.shape}: nothing in a row. {OPTIONS}"
+            )
+        return column.astype(column.dtype.newbyteorder("="), copy=False)
+    if column.dtype.kind != "O":
+        raise InputError(
+            f"column {name!r} holds {column.dtype}, expected numbers or text. {OPTIONS}"
+        )
+    return _plain_objects(name, column, at)
+
+
+def _plain_objects(name: str, column: np.ndarray, at: At) -> np.ndarray:
+    values = column.tolist()
+    absent = np.fromiter(map(is_missing, values), bool, len(values))
+    present = [value for value in values if not is_missing(value)]
+    kinds = {type(value) for value in present}
+    if all(issubclass(kind, str | bytes) for kind in kinds):
+        return _texts(name, values, at)
+    if all(issubclass(kind, bool | np.bool_) for kind in kinds):
+        if not absent.any():
+            return np.array(values, bool)
+        return _objects([None if is_missing(value) else str(value) for value in values])
+    if all(issubclass(kind, Real | Decimal | np.bool_) for kind in kinds):
+        whole = all(issubclass(kind, Integral) for kind in kinds) and not absent.any()
+        if whole and all(-(2**63) <= value < 2**63 for value in values):
+            return np.array(values, np.int64)
+        return np.array([np.nan if is_missing(value) else float(value) for value in values])
+    if all(issubclass(kind, date | time | datetime | timedelta) for kind in kinds):
+        raise InputError(f"column {name!r} holds dates or times, expected numbers or text. {DATES}")
+    if all(issubclass(kind, list | tuple | np.ndarray) for kind in kinds) and not absent.any():
+        return _stacked(name, values, at)
+    first = next(row for row, value in enumerate(values) if type(value) is type(present[0]))
+    other = [row for row, value in enumerate(values) if type(value) in kinds - {type(present[0])}]
+    raise InputError(
+        f"column {name!r} holds {values[first]!r} in {at(first)}"
+        + (f" and {values[other[0]]!r} in {at(other[0])}" if other else "")
+        + f", expected only numbers or only text. {OPTIONS}"
+    )
+
+
+def _texts(name: str, values: list[Any], at: At) -> np.ndarray:
+    for row, value in enumerate(values):
+        if is_missing(value):
+            values[row] = None
+            continue
+        try:
+            values[row] = value.decode() if isinstance(value, bytes) else value
+            values[row].encode()
+        except UnicodeError:
+            raise InputError(
+                f"column {name!r} has {value!r} in {at(row)}, expected text in UTF-8. {OPTIONS}"
+            ) from None
+    return _objects(values)
+
+
+def _stacked(name: str, values: list[Any], at: At) -> np.ndarray:
+    """Return lists or arrays of one shape as one array."""
+    arrays = [np.asarray(value) for value in values]
+    for row, array in enumerate(arrays):
+        if array.shape != arrays[0].shape or array.dtype.kind not in "biuf":
+            raise InputError(
+                f"column {name!r} has {array.dtype} of the shape {array.shape} in {at(row)}, "
+                f"expected numbers of the shape {arrays[0].shape}, as in the first row. {OPTIONS}"
+            )
+    return np.stack(arrays)
+
+
+def missing(column: np.ndarray) -> np.ndarray:
+    """Return for each row of a plain column whether it has no value."""
+    if column.dtype == object:
+        return np.fromiter((value is None for value in column), bool, len(column))
+    axes = tuple(range(1, column.ndim))
+    return (
+        np.isnan(column).any(axis=axes) if column.dtype.kind == "f" else np.zeros(len(column), bool)
+    )
+
+
+def finite(name: str, column: np.ndarray, at: At) -> np.ndarray:
+    """Return numbers without a missing or infinite value, of a type that the device has."""
+    if column.dtype == object:
+        row = next(row for row, value in enumerate(column) if value is not None or len(column) == 1)
+        raise InputError(
+            f"column {name!r} holds the text {column[row]!r} in {at(row)}, expected numbers. "
+            "Without preparation, all features must be numbers: leave the column out with ignore."
+        )
+    with np.errstate(over="ignore"):  # becomes infinite, which is refused
+        column = narrowed(column)
+    wrong = ~np.isfinite(column).reshape(len(column), -1).all(axis=1)
+    if wrong.any():
+        row = int(wrong.argmax())
+        value = column[row].ravel()[~np.isfinite(column[row].ravel())][0]
+        raise InputError(
+            f"column {name!r} has {value} in {at(row)}, expected finite numbers of float32. "
+            f"{OPTIONS}"
+        )
+    return column
+
+
+def narrowed(column: np.ndarray) -> np.ndarray:
+    """Return numbers of at most 4 bytes: longer integers would wrap on the device."""
+    if column.dtype.kind != "b" and column.dtype.itemsize <= 4:
+        return column
+    return column.astype(np.float32)
