@@ -1,5 +1,6 @@
 """`fedda.run` with a directory: killed or damaged, it ends exact or says why it cannot."""
 
+import dataclasses
 import errno
 import logging
 import os
@@ -148,7 +149,7 @@ def test_an_extended_run_is_kept_too(tmp_path: Path):
     assert_same(run(tmp_path, rounds=6, start=first), both)
     with pytest.raises(InputError, match=r"is a run with start = '.*', got None"):
         run(tmp_path, rounds=6)
-    other = first._replace(state=jax.tree.map(lambda leaf: leaf + 1, first.state))
+    other = dataclasses.replace(first, state=jax.tree.map(lambda leaf: leaf + 1, first.state))
     with pytest.raises(InputError, match="is a run with start = "):
         run(tmp_path, rounds=6, start=other)
 
@@ -176,11 +177,13 @@ def test_memory_on_the_host_and_random_keys_are_kept(tmp_path: Path):
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, **settings, on_evaluation=stop_at(8))
     ours, theirs = run(tmp_path, **settings), run(None, **settings)
-    assert_same(
-        *(each._replace(state=each.state._replace(key=jax.random.key_data(each.state.key)))
-          for each in (ours, theirs))
-    )  # fmt: skip
     assert ours.state.key.dtype == theirs.state.key.dtype
+    keys = [jax.random.key_data(each.state.key) for each in (ours, theirs)]
+    ours, theirs = (
+        dataclasses.replace(each, state=each.state._replace(key=key))
+        for each, key in zip((ours, theirs), keys, strict=True)
+    )
+    assert_same(ours, theirs)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

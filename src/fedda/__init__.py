@@ -7,7 +7,7 @@ from fedda.core.algorithm import Algorithm, Phase
 from fedda.data.preparation import Preparation
 from fedda.data.tabular import Federation, federation
 from fedda.models import Model
-from fedda.simulate.run import Result
+from fedda.simulate.result import Result
 
 __all__ = [
     "Algorithm",

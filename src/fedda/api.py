@@ -1,5 +1,6 @@
 """The library's front door: `run` and `run_grid`, which check everything a user gives."""
 
+import dataclasses
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from fedda.algorithms.registry import domains, plain
 from fedda.core import check_algorithm, tree
 from fedda.core.algorithm import Algorithm
 from fedda.core.task import ExampleWise, Task
-from fedda.data.federation import Shards, checked_pair, from_clients
+from fedda.data.federation import Shards, checked_pair, from_clients, num_rows
 from fedda.data.streaming import Feed
 from fedda.data.tabular import Federation, joined
 from fedda.errors import InputError, check_whole_number, is_finite, shown
@@ -27,7 +28,8 @@ from fedda.simulate.check_problem import check_problem
 from fedda.simulate.cohort import SAMPLERS, Layout, automatic_chunk
 from fedda.simulate.devices import everywhere, mesh_for
 from fedda.simulate.grid import Batch, Begun, OnEvaluation, train_together
-from fedda.simulate.run import Result, train_run, why_untrained
+from fedda.simulate.result import Result
+from fedda.simulate.run import ADVICE, train_run, why_untrained
 from fedda.simulate.settings import (
     KEYWORDS,
     Clients,
@@ -158,24 +160,29 @@ def run(
     setup, values = _prepare(training, hyper, OF_RUN)
     check_seed(seed)
     check_whole_number("checkpoint_every", checkpoint_every, least=1)
+    if not isinstance(start, Result | None):
+        raise InputError(
+            f"start must be the result of an earlier run, got {type(start).__name__}. {ADVICE}"
+        )
     path = Path(directory) if directory is not None and hosts.is_first() else None
-    settings = {} if path is None else _identity(training, setup, values, hyper)
-    settings |= {"seed": int(seed), "checkpoint_every": int(checkpoint_every)}
-    settings |= {"start": None if start is None or path is None else digest(start)}
+    settings = _settings(training, setup, values, hyper) | {"seed": int(seed)}
+    identity = {} if path is None else settings | _digests(setup, start)
+    identity |= {"checkpoint_every": int(checkpoint_every)}
     hp = traced(values, model)
-    with hosts.agreed(lambda: RunDirectory(path, settings, CHANGEABLE)) as kept:
+    with hosts.agreed(lambda: RunDirectory(path, identity, CHANGEABLE)) as kept:
         result = train_run(
             setup,
             hp,
             seed,
             kept,
+            settings=settings,
             start=start,
             checkpoint_every=checkpoint_every,
             on_evaluation=on_evaluation,
         )
         last = result.history[-1]
         if path is not None:
-            kept.finish(lambda: settings | {"final": json_numbers(last)})
+            kept.finish(lambda: identity | {"final": json_numbers(last)})
     if kept.resumed_at is not None:
         log.info("%s: continued from round %d", path, kept.resumed_at)
     for note in kept.notes:
@@ -186,26 +193,36 @@ def run(
     if setup.host_rounds is not None:
         return result
     # A table of all clients may be large: the host keeps it, so that the device has room again.
-    return result._replace(memory=jax.device_get(result.memory))
+    return dataclasses.replace(result, memory=jax.device_get(result.memory))
 
 
-def _identity(
+def _settings(
     training: Training, setup: Setup, values: Any, chosen: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return what must be the same for a run to be resumed."""
-    algorithm, task, shards = training.algorithm, setup.task, setup.shards
+    """Return the settings of a run as plain values, with all defaults."""
+    algorithm, task = training.algorithm, setup.task
     known = algorithms.options(algorithm) if isinstance(algorithm, str) else {}
-    return {
-        **{name: plain(value) for name, value in training._asdict().items()},
+    given = {name: plain(value) for name, value in training._asdict().items()}
+    return given | {
         "algorithm": algorithm if isinstance(algorithm, str) else "your own",
         **{name: chosen.get(name, choices[0]) for name, choices in known.items()},
         **values._asdict(),
         "model": [" ".join(named) for named in tree.types("", task.model.shapes()).items()],
-        "clients": shards.num_clients,
-        "data": digest(shards if isinstance(shards, Shards) else np.asarray(shards.count)),
+        "clients": setup.shards.num_clients,
         "loss": getattr(task.loss, "__name__", "loss"),
-        "test": None if setup.test is None else digest(setup.test),
+        "test": None if setup.test is None else num_rows(setup.test[1]),
         "metrics": [metric.__name__ for metric in task.metrics],
+    }
+
+
+def _digests(setup: Setup, start: Result | None) -> dict[str, Any]:
+    """Return the checksums of the data that must be the same for a run to be resumed."""
+    shards, test = setup.shards, setup.test
+    begun = None if start is None else (start.state, start.history, start.memory)
+    return {
+        "data": digest(shards if isinstance(shards, Shards) else np.asarray(shards.count)),
+        "test": None if test is None else digest(test),
+        "start": None if begun is None else digest(begun),
     }
 
 
@@ -300,14 +317,15 @@ def run_grid(
     points = grid_points(label, setup.algorithm, base._asdict(), tried, seeds)
     if len(points) < 2:
         raise InputError(f"run_grid trains at least two runs, got {len(points)}. Use run for one.")
-    results: list[Result] = []
+    found: list[GridPoint] = []
     hypers, every_seed = zip(*points, strict=True)
     for part in train_grid(setup, hypers, every_seed, together):
-        results += map(Result, part.states(), part.histories)
-    return [
-        GridPoint({name: getattr(hyper, name) for name in grid}, seed, result)
-        for (hyper, seed), result in zip(points, results, strict=True)
-    ]
+        for member, state, history in zip(part.members, part.states(), part.histories, strict=True):
+            values, seed = points[member]
+            settings = _settings(training, setup, values, hyper) | {"seed": seed}
+            result = Result(state=state, history=history, settings=settings, model=model)
+            found.append(GridPoint({name: getattr(values, name) for name in grid}, seed, result))
+    return found
 
 
 def _values_to_try(name: str, values: Any) -> list[Any]:

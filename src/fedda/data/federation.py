@@ -24,7 +24,7 @@ from fedda.errors import InputError
     data_fields=("values", "start", "length"),
     meta_fields=("width",),
 )
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Ragged:
     """Examples of unequal lengths, one after the other; those that are taken are padded."""
 
@@ -36,6 +36,10 @@ class Ragged:
     @property
     def shape(self) -> tuple[int, int]:
         return self.start.shape[0], self.width
+
+    def __repr__(self) -> str:
+        rows, width = self.shape
+        return f"Ragged({rows:,} examples of up to {width:,} values)"
 
     def __getitem__(self, rows: Array) -> Array:
         shape = (*rows.shape, self.width)
@@ -64,7 +68,7 @@ def _is_ragged(column: Any) -> bool:
     data_fields=("x", "y", "start", "count", "held"),
     meta_fields=("max_count", "num_clients", "even"),
 )
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Shards:
     """All clients' examples, one after the other; a single shard has scalar `start`, `count`."""
 
@@ -76,6 +80,9 @@ class Shards:
     num_clients: int  # of the whole federation, also in a single shard
     held: Array | None = None  # the ascending ids of the clients that are here, if not all are
     even: bool = False  # whether every client is known to have `max_count` examples
+
+    def __repr__(self) -> str:
+        return f"Shards({self.num_clients:,} clients with up to {self.max_count:,} examples)"
 
     def shard(self, client: Array | int) -> "Shards":
         """One client's view; one that is not here, or an id past the last, has no examples."""

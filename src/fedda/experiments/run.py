@@ -15,7 +15,8 @@ from fedda.core import tree
 from fedda.reports.runs import SUMMARY
 from fedda.simulate import devices, hosts
 from fedda.simulate import train as simulate
-from fedda.simulate.run import Result, train_run
+from fedda.simulate.result import Result
+from fedda.simulate.run import train_run
 from fedda.simulate.settings import KEYWORDS
 from fedda.simulate.train import Row
 from fedda.storage.directory import RunDirectory, check_same, read_settings
@@ -132,6 +133,7 @@ def train(
             hp,
             config.seed,
             kept,
+            settings=config.flat() | {"metrics": [each.__name__ for each in problem.metrics]},
             checkpoint_every=config.checkpoint_every,
             on_evaluation=show,
         )

@@ -1,39 +1,19 @@
 """One run from its first round to its last: trained, logged, checkpointed and resumed."""
 
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from fedda.algorithms.registry import plain
-from fedda.core.tree import PyTree
-from fedda.errors import InputError
 from fedda.simulate import hosts
 from fedda.simulate import train as simulate
+from fedda.simulate.result import Result
 from fedda.simulate.train import Row, Run, Setup
 from fedda.storage.checkpoint import on_host, restored
 from fedda.storage.directory import RunDirectory
-
-
-class Result(NamedTuple):
-    """The outcome of a run.
-
-    Attributes:
-        state: The state of the server's optimiser.
-        history: One row for each evaluation.
-        memory: What clients keep between rounds. Runs that are trained together leave it out.
-    """
-
-    state: Any
-    history: list[Row]
-    memory: Any = ()
-
-    @property
-    def params(self) -> PyTree:
-        """The parameters of the model."""
-        return self.state.params
 
 
 def train_run(
@@ -42,6 +22,7 @@ def train_run(
     seed: int,
     kept: RunDirectory,
     *,
+    settings: Mapping[str, Any],
     start: Result | None = None,
     checkpoint_every: int = 5,
     on_evaluation: Callable[[Row], object] | None = None,
@@ -53,6 +34,7 @@ def train_run(
         hp: The hyper-parameters, as arrays.
         seed: The seed of everything random.
         kept: The directory of the run.
+        settings: The settings of the run, for the result.
         start: An earlier result, to continue for `setup.rounds` more.
         checkpoint_every: The number of evaluations between checkpoints. There is one at the end.
         on_evaluation: Called with each new row. If it returns True, the run ends there.
@@ -84,7 +66,13 @@ def train_run(
                 break
     assert run is not None  # a run has at least one round, so an evaluation or a checkpoint
     state = jax.tree.map(jnp.asarray, run.state)
-    return Result(state, [_with_nan(row) for row in kept.history], run.memory)
+    return Result(
+        state=state,
+        history=[_with_nan(row) for row in kept.history],
+        memory=run.memory,
+        settings=dict(settings),
+        model=setup.task.model,
+    )
 
 
 def _with_nan(row: Row) -> Row:
@@ -123,10 +111,6 @@ ADVICE = (
 
 def _continued(setup: Setup, hp: Any, seed: int, start: Result) -> Run:
     """Return the run of a result, copied: a program reuses the memory of what it is given."""
-    if not isinstance(start, Result):
-        raise InputError(
-            f"start must be the result of an earlier run, got {type(start).__name__}. {ADVICE}"
-        )
     counts = [
         jnp.int32(start.history[-1][name]) for name in ("nonfinite_clients", "skipped_rounds")
     ]

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from fedda.core.task import ExampleWise
 from fedda.data.datasets import root
-from fedda.data.federation import Shards
+from fedda.data.federation import Shards, num_rows
 from fedda.data.streaming import Block, Feed
 from fedda.models import Model
 from fedda.tasks.config import Config, about
@@ -32,6 +32,9 @@ class Problem(NamedTuple):
     reduction: Literal["mean", "sum"] = "mean"
     final: Callable[[], Iterable[Block]] | None = None  # a larger test set, for the end of a run
     data: Mapping[str, Any] = {}  # where the examples are from, for the results
+
+    def __repr__(self) -> str:
+        return f"Problem({self.shards}, {num_rows(self.test[1]):,} test examples)"
 
 
 # The settings that decide a problem.

@@ -11,7 +11,7 @@ import numpy as np
 from fedda.core import losses
 from fedda.data import partition, streaming
 from fedda.data.datasets import open_dataset
-from fedda.data.federation import Shards, from_partition
+from fedda.data.federation import Shards, from_partition, num_rows
 from fedda.data.store import Split, Store
 from fedda.data.streaming import XY, Columns, Feed
 from fedda.errors import InputError, unknown
@@ -29,6 +29,9 @@ class Federation(NamedTuple):
     test: tuple[Any, Any]
     labels: list[str]  # names of the classes; empty if targets are not classes
     data: Mapping[str, Any] = {}  # for the results
+
+    def __repr__(self) -> str:
+        return f"Federation({self.shards}, {num_rows(self.test[1]):,} test examples)"
 
 
 def classification(model: Model, federation: Federation) -> Problem:

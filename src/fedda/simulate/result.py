@@ -1,0 +1,73 @@
+"""The outcome of a run."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedda.core.tree import PyTree
+from fedda.errors import InputError
+from fedda.models import Model
+from fedda.simulate.train import Row
+
+
+@dataclass(frozen=True, repr=False, eq=False)  # eq would compare arrays, which have no one answer
+class Result:
+    """The outcome of a run: the trained parameters, and what is known about how they were trained.
+
+    Attributes:
+        state: The state of the server's optimiser, with the parameters.
+        history: One row for each evaluation.
+        memory: What clients keep between rounds. Results of `run_grid` lack it.
+        settings: The settings of the run, as plain values: the algorithm, its hyper-parameters,
+            `rounds`, `cohort`, `seed`, the names of the `metrics` and more.
+        model: The model, if it is known.
+        preparation: How a table becomes inputs of the model, if the clients came from a table.
+        per_client: The evaluation of each client after the last round, if the run was asked for it.
+    """
+
+    state: Any
+    history: list[Row]
+    memory: Any = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    model: Model | None = None
+    preparation: Any = None
+    per_client: Mapping[str, Any] | None = None
+
+    @property
+    def params(self) -> PyTree:
+        """The parameters of the model."""
+        return self.state.params
+
+    def predict(self, x: Any) -> Any:
+        """Return the outputs of the trained model.
+
+        Args:
+            x: Examples as the clients have them; the first axis counts examples. If the result has
+                a `preparation`, an array is taken as prepared, and anything else as a table.
+
+        Raises:
+            InputError: The result has no model.
+        """
+        if self.model is None:
+            raise InputError(
+                "predict needs the model, and this result has none. Load the result with its "
+                "model: fedda.load(path, model=model)."
+            )
+        if self.preparation is not None and not isinstance(x, np.ndarray | jax.Array):
+            x = self.preparation.apply(x)
+        return self.model.apply(self.params, jnp.asarray(x))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the model when a result is pickled: most functions cannot be."""
+        return self.__dict__ | {"model": None}
+
+    def __repr__(self) -> str:
+        row = self.history[-1]
+        name = next((name for name in self.settings.get("metrics", ()) if name in row), None)
+        shown = name or "train_loss"
+        algorithm = self.settings.get("algorithm", "unknown algorithm")
+        return f"Result({algorithm}, {row['round']} rounds, {shown} {row[shown]:.3g})"
