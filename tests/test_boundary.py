@@ -38,7 +38,7 @@ def run(algorithm="fedavg", clients=CLIENTS, loss=cross_entropy, **settings):
 @pytest.mark.parametrize(
     ("mistake", "message"),
     [
-        ({"loss": squared_error}, r"squared_error needs .* one shape, got \(2,\) and \(\)"),
+        ({"loss": squared_error}, r"squared_error needs .* same shape, got \(2,\) and \(\)"),
         ({"loss": lambda outputs, y: outputs.mean()}, "must give one number an example"),
         ({"loss": lambda outputs, y: outputs.mean(0)}, r"must give one number .* got shape \(2,\)"),
         ({"loss": lambda outputs, y: None}, "must give one number an example, .* got NoneType"),
@@ -200,24 +200,24 @@ def no_seen(hp, task, message, memory, shard, key):
         ({"Hyper": Unbounded}, "client_lr of Hyper must have a default .* got <class 'float'>"),
         ({"Hyper": NoDefault}, "client_lr of Hyper must have a default"),
         ({"Hyper": namedtuple("Bare", "mu", defaults=[0])}, "mu of Hyper must .* got None"),
-        ({"init": lambda hp, params: params}, "must give a state with a field params, got dict"),
-        ({"phases": (PHASE._replace(work=two_values),)}, "work of phase 0 gave 2 values"),
-        ({"phases": (PHASE, PHASE._replace(work=no_seen))}, "work of phase 1 gave 3 values"),
+        ({"init": lambda hp, params: params}, "must return a state with a field params, got dict"),
+        ({"phases": (PHASE._replace(work=two_values),)}, "work of phase 0 returned 2 values"),
+        ({"phases": (PHASE, PHASE._replace(work=no_seen))}, "work of phase 1 returned 3 values"),
         (
             {"memory": lambda hp, params: params, "phases": (PHASE._replace(work=keeps_a_sum),)},
-            r"work of phase 0 must give a memory .* memory\['w'\] is float32\[3, 2\], here .*\[\]",
+            r"work of phase 0 must return a memory .* memory\['w'\] was float32\[3, 2\], now .*\[\]",
         ),
         (
             {"memory": lambda hp, params: 0, "phases": (PHASE._replace(work=keeps_a_half),)},
-            r"work of phase 0 must give a memory .* memory is int32\[\], here float32\[\]",
+            r"work of phase 0 must return a memory .* memory was int32\[\], now it is float32\[\]",
         ),
         (
             {"phases": (PHASE._replace(merge=lambda hp, state, total: total),)},
-            r"the last merge must give a state .* state\.params\['w'\] .* here absent",
+            r"the last merge must return a state .* state\.params\['w'\] .* it is absent",
         ),
         (
             {"init": lambda hp, params: [*AVERAGE.init(hp, params)]},
-            "init of an Algorithm must give a state with a field params, got list",
+            "init of an Algorithm must return a state with a field params, got list",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""One voice for everything a user can get wrong: what was got, what was expected, how to fix it."""
+"""Errors for wrong input. A message says what was got, what was expected, and how to fix it."""
 
 import difflib
 import errno
@@ -13,21 +13,21 @@ from typing import Any
 
 
 class InputError(ValueError):
-    """The input is wrong, not the program: the command prints the message without a traceback."""
+    """Wrong input of a user. The command line prints the message without a traceback."""
 
 
 class MissingExtraError(InputError, ImportError):
-    """An optional package is not installed: the message says how to install it."""
+    """An optional package is not installed. The message says how to install it."""
 
 
-LARGEST = 2**31 - 1  # what a 32-bit integer of a compiled program can hold
+LARGEST = 2**31 - 1  # the largest 32-bit integer, the integer type of a compiled program
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 200
 
 
 def shown(value: object) -> str:
-    """Return the representation of a value for an error message, shortened if it is long."""
+    """Return the `repr` of a value for an error message, shortened if it is long."""
     try:
         return _SHORT.repr(value)
     except (ValueError, RecursionError):  # a number of thousands of digits; deeply nested lists
@@ -35,7 +35,7 @@ def shown(value: object) -> str:
 
 
 def is_finite(value: Any) -> bool:
-    """Return whether a real number is finite, and not an integer beyond the range of floats."""
+    """Return whether a real number is finite. Integers beyond the range of floats are not."""
     try:
         return math.isfinite(value)
     except OverflowError:
@@ -43,17 +43,20 @@ def is_finite(value: Any) -> bool:
 
 
 def unknown(kind: str, got: object, known: Iterable[str]) -> InputError:
-    """The error for a name that is not one of `known`, with the nearest of them first."""
+    """Return the error for an unknown name, with similar known names as suggestions."""
     names = sorted(known)
     text = got if isinstance(got, str) else shown(got)
-    begun = [name for name in names if text and name.startswith(text.lower())]  # as in FedDA
-    near = begun[:3] or difflib.get_close_matches(text, names, n=3, cutoff=0.5)
+    completions = [name for name in names if text and name.startswith(text.lower())]  # "FedDA"
+    near = completions[:3] or difflib.get_close_matches(text, names, n=3, cutoff=0.5)
     hint = f"Did you mean {' or '.join(near)}? " if near else ""
     return InputError(f"unknown {kind} {shown(got)}. {hint}Known: {', '.join(names)}.")
 
 
 def check_whole_number(name: str, value: Any, least: int) -> None:
-    """Refuse all but whole numbers from `least` to `LARGEST`. NumPy's are allowed, True is not."""
+    """Raise an `InputError` unless `value` is an integer from `least` to `LARGEST`.
+
+    NumPy integers are allowed, booleans are not.
+    """
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise InputError(f"{name} must be a whole number of at least {least}, got {shown(value)}.")
     if int(value) > LARGEST:
@@ -64,9 +67,9 @@ def import_extra(module: str, extra: str, action: str) -> Any:
     """Import a module of an optional package.
 
     Args:
-        module: The module.
-        extra: The extra of `fedda` that installs its package.
-        action: What cannot be done without it, such as "draw figures".
+        module: The full name of the module.
+        extra: The extra of `fedda` that installs the package.
+        action: The action that needs the package, such as "draw figures".
 
     Raises:
         MissingExtraError: The package is not installed.
@@ -81,17 +84,21 @@ def import_extra(module: str, extra: str, action: str) -> Any:
 
 
 def is_full(error: OSError) -> bool:
-    """Whether the disk is full, or the user's share of it."""
+    """Return whether an error says that the disk, or the user's quota, is full."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager
 def writing(option: str) -> Iterator[None]:
-    """Turns the system's refusal to write into advice to give another of this option."""
+    """Turn write errors of the operating system into an `InputError` that names an option.
+
+    Args:
+        option: The option with which the user chose the path.
+    """
     try:
         yield
     except OSError as error:
-        # Permission may be lacking to read a file as well, and then the option is not to blame.
+        # A missing permission to read a file has nothing to do with the option.
         reading = isinstance(error, PermissionError) and os.path.isfile(error.filename or "")
         if reading or (error.filename is None and not is_full(error)):
             raise

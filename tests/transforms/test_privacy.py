@@ -224,9 +224,9 @@ def test_fedda_learns_under_noise():
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("mime-sgdm", "one exchange a round"),
-        ("climb", "one exchange"),
-        ("scaffold", "keep nothing"),
+        ("mime-sgdm", "with one phase, got one with 2"),
+        ("climb", "with one phase"),
+        ("scaffold", "without client memory"),
     ],
 )
 def test_what_cannot_be_hidden_is_refused(name, words):

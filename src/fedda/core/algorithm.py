@@ -13,7 +13,7 @@ from fedda.core.tree import PyTree
 
 
 class Domain(NamedTuple):
-    """The values that a hyper-parameter may have, checked where a user gives one."""
+    """The allowed values of a hyper-parameter. A user's value is checked against them."""
 
     description: str
     allows: Callable[[float], bool]
@@ -25,20 +25,20 @@ Decay = Annotated[float, Domain("a number in [0, 1)", lambda value: 0 <= value <
 
 
 class Hyper(Protocol):
-    """Hyper-parameters: an instance of the `Hyper` of an algorithm, a NamedTuple of numbers."""
+    """Hyper-parameter values: an instance of an algorithm's `Hyper` class."""
 
     def _asdict(self) -> dict[str, Any]: ...
 
 
 class ServerState(Protocol):
-    """What the server keeps between rounds: a pytree with the model's parameters among it."""
+    """The server's state between rounds: a pytree with a field `params`, the model's parameters."""
 
     @property
     def params(self) -> PyTree: ...
 
 
 class Seen(NamedTuple):
-    """Training statistics of one client, as sums over the examples of its local steps."""
+    """Training statistics of one client, summed over the examples of its local steps."""
 
     loss: Array
     examples: Array
@@ -51,21 +51,22 @@ def nothing_seen() -> Seen:
 
 
 def no_memory(hp: Any, params: PyTree) -> tuple[()]:
-    """Return the memory of clients that keep nothing between rounds."""
+    """Return the empty memory of a client that keeps nothing between rounds."""
     return ()
 
 
 class Phase(NamedTuple):
-    """One exchange: the server sends a message, the cohort works, the sum of uploads comes back.
+    """One exchange of a round: the server sends, the clients work, the server merges the sum.
 
     Attributes:
-        send: `(hp, state) -> message`, at the server.
-        work: `(hp, task, message, memory, shard, key) -> (upload, memory, seen)`, at one client.
-        merge: `(hp, state, total) -> state`, at the server; `total` is the sum of the uploads.
-        decode: What the server makes of one client's upload before it is added to the sum; `None`
-            if uploads are added as they are.
-        sum_only: The privacy of an upload holds in the sum alone: nothing else may be done to it.
-        secret: In a real federation, nobody else may know the client's random key.
+        send: `(hp, state) -> message`, on the server.
+        work: `(hp, task, message, memory, shard, key) -> (upload, memory, seen)`, on one client.
+        merge: `(hp, state, total) -> state`, on the server. `total` is the sum of the uploads.
+        decode: `(upload) -> upload`, on the server, applied to each upload before the sum. `None`
+            adds the uploads as they arrive.
+        sum_only: Whether only the sum of the uploads is private. The server must then not use
+            a single upload for anything else.
+        secret: Whether a deployed client must draw its random key itself and keep it secret.
     """
 
     send: Callable[[Any, Any], PyTree]
@@ -76,19 +77,60 @@ class Phase(NamedTuple):
     secret: bool = False
 
     def decoded(self, sent: PyTree) -> PyTree:
-        """Return one client's upload as it is added to the sum."""
+        """Return one client's upload after `decode`, ready for the sum."""
         return sent if self.decode is None else self.decode(sent)
 
 
 class Algorithm(NamedTuple):
-    """A federated algorithm: what changes a number is in `Hyper`, and nothing else is traced.
+    """A federated algorithm, as a record of pure functions.
+
+    Hyper-parameters are traced values, so one compiled program serves a whole sweep. Everything
+    else about the algorithm is fixed when the program is compiled.
 
     Attributes:
-        Hyper: A NamedTuple class of numbers with defaults, each annotated with its `Domain`.
+        Hyper: A NamedTuple class of numbers. Each field has a default and is annotated with its
+            `Domain`, such as `Positive`.
         init: `(hp, params) -> state`, the server's state before the first round.
-        memory: `(hp, params) -> memory`, what a client keeps before its first visit; `()` if
-            clients keep nothing between rounds.
-        phases: The exchanges of one round, in their order.
+        memory: `(hp, params) -> memory`, a client's memory before its first round. Leave it out
+            if clients keep nothing between rounds.
+        phases: The exchanges of one round, in order.
+
+    Example:
+        Each client uploads its gradient, and the server takes one step along the mean.
+
+        >>> from typing import NamedTuple
+        >>> import fedda
+        >>> from fedda.core import local, tree
+        >>> from fedda.core.algorithm import Positive, nothing_seen
+        >>> class Hyper(NamedTuple):
+        ...     lr: Positive = 0.1
+        >>> class State(NamedTuple):
+        ...     params: tree.PyTree
+        >>> def work(hp, task, message, memory, shard, key):
+        ...     gradient = task.full_gradient(message, shard, key)
+        ...     return local.weighted(shard, gradient), memory, nothing_seen()
+        >>> def merge(hp, state, total):
+        ...     return State(tree.axpy(-hp.lr, local.mean(total), state.params))
+        >>> gradient_descent = fedda.Algorithm(
+        ...     Hyper=Hyper,
+        ...     init=lambda hp, params: State(params),
+        ...     phases=(fedda.Phase(send=lambda hp, state: state.params, work=work, merge=merge),),
+        ... )
+
+        The record runs like a named algorithm.
+
+        >>> import numpy as np
+        >>> clients = [(np.ones((n, 1)), np.full((n, 1), 3.0)) for n in (1, 4)]
+        >>> result = fedda.run(
+        ...     gradient_descent,
+        ...     fedda.models.linear(features=1, classes=1),
+        ...     clients,
+        ...     fedda.losses.squared_error,
+        ...     cohort=2,
+        ...     lr=0.2,
+        ... )
+        >>> round(float(result.params["out"]["kernel"][0, 0] + result.params["out"]["bias"][0]), 3)
+        3.0
     """
 
     Hyper: type[Any]

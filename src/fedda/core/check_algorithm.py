@@ -1,4 +1,4 @@
-"""Checks of an `Algorithm` that a user has written, before a round calls it."""
+"""Check an `Algorithm` that a user has written, before the first round."""
 
 from typing import Any, get_type_hints
 
@@ -15,7 +15,7 @@ from fedda.errors import InputError
 
 
 def check_parts(record: Algorithm) -> None:
-    """Check that the fields of a record are of the kinds that a round needs.
+    """Check the types of an algorithm's fields.
 
     Raises:
         InputError: `Hyper` is not a NamedTuple class of numbers with defaults and domains, `phases`
@@ -25,15 +25,15 @@ def check_parts(record: Algorithm) -> None:
     if not callable(Hyper) or not hasattr(Hyper, "_field_defaults"):
         raise InputError(
             f"Hyper of an Algorithm must be a NamedTuple class, got {Hyper!r}. "
-            "class Hyper(NamedTuple): client_lr: fedda.core.algorithm.Positive = 0.1 is one."
+            "Example: class Hyper(NamedTuple): client_lr: fedda.core.algorithm.Positive = 0.1."
         )
     hints = get_type_hints(Hyper, include_extras=True)
     for name in Hyper._fields:
         domain = getattr(hints.get(name), "__metadata__", (None,))[0]
         if not isinstance(domain, Domain) or name not in Hyper._field_defaults:
             raise InputError(
-                f"{name} of Hyper must have a default and say which numbers it may be, got "
-                f"{hints.get(name)!r}. Write {name}: fedda.core.algorithm.Positive = 0.1 or alike."
+                f"{name} of Hyper must have a default and a domain of allowed numbers, got "
+                f"{hints.get(name)!r}. Example: {name}: fedda.core.algorithm.Positive = 0.1."
             )
     phases = record.phases
     if type(phases) is not tuple or not phases or not all(isinstance(p, Phase) for p in phases):
@@ -51,11 +51,11 @@ def check_parts(record: Algorithm) -> None:
 
 
 def check_work(record: Algorithm, hyper: Hyper, task: Task, shards: Shards) -> None:
-    """Check that the functions of a record return what a round needs. Nothing is computed.
+    """Check the types and shapes that an algorithm's functions return. Nothing is computed.
 
     Raises:
-        InputError: A function returns something else, or a state or memory of another shape or type
-            than at the start, which would be broadcast or cast in silence.
+        InputError: A function returns the wrong kind of value, or a round changes the shapes or
+            types of the state or the memory. JAX would broadcast or cast these silently.
     """
 
     def one_round(hp: Hyper, params: PyTree, shards: Shards) -> None:
@@ -63,8 +63,8 @@ def check_work(record: Algorithm, hyper: Hyper, task: Task, shards: Shards) -> N
         memory = record.memory(hp, params)
         if not hasattr(state, "params"):
             raise InputError(
-                f"init of an Algorithm must give a state with a field params, got "
-                f"{type(state).__name__}. A NamedTuple with params: PyTree is one."
+                f"init of an Algorithm must return a state with a field params, got "
+                f"{type(state).__name__}. Example: a NamedTuple with the field params: PyTree."
             )
         for number, phase in enumerate(record.phases):
             message = phase.send(hp, state)
@@ -73,7 +73,7 @@ def check_work(record: Algorithm, hyper: Hyper, task: Task, shards: Shards) -> N
             if len(values) != 3 or not isinstance(values[2], Seen):
                 kinds = ", ".join(type(value).__name__ for value in values)
                 raise InputError(
-                    f"work of phase {number} gave {len(values)} values ({kinds}); it must return "
+                    f"work of phase {number} returned {len(values)} values ({kinds}), expected "
                     "(upload, memory, fedda.core.algorithm.Seen(loss, examples))."
                 )
             _check_alike(f"work of phase {number}", "memory", values[1], memory)
@@ -83,14 +83,14 @@ def check_work(record: Algorithm, hyper: Hyper, task: Task, shards: Shards) -> N
     jax.eval_shape(one_round, hyper, task.model.shapes(), shards)
 
 
-def _check_alike(maker: str, name: str, got: PyTree, expected: PyTree) -> None:
-    here, there = (
+def _check_alike(function: str, name: str, got: PyTree, expected: PyTree) -> None:
+    after, before = (
         tree.types(name, values) | {"the structure": str(jax.tree.structure(values))}
         for values in (got, expected)
     )
-    for path in {**there, **here}:
-        if here.get(path) != there.get(path):
+    for path in {**before, **after}:
+        if after.get(path) != before.get(path):
             raise InputError(
-                f"{maker} must give a {name} of the same types and shapes as at the start: there "
-                f"{path} is {there.get(path, 'absent')}, here {here.get(path, 'absent')}."
+                f"{function} must return a {name} with the types and shapes of the initial one: "
+                f"{path} was {before.get(path, 'absent')}, now it is {after.get(path, 'absent')}."
             )

@@ -1,4 +1,4 @@
-"""Building blocks of a client's work: local steps, and uploads with their weights."""
+"""Building blocks of a client's work: local steps and weighted uploads."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -15,8 +15,8 @@ from fedda.data.federation import Shard
 
 Carry = TypeVar("Carry")
 
-# How many steps an accelerator's program unrolls, where their number is known: XLA then reads and
-# writes the clients' weights less often. More would take long to compile.
+# The number of local steps that are unrolled on an accelerator, if the number of steps is static.
+# XLA then reads and writes the clients' weights less often. Unrolling more takes long to compile.
 UNROLLED = 4
 
 
@@ -26,21 +26,20 @@ def steps(
     batches: Batches,
     maybe_none: bool = False,
 ) -> tuple[Carry, Seen]:
-    """Take local steps, one on each batch.
+    """Take one local step on each batch.
 
-    Where clients take unequal numbers of steps, `vmap` turns the loop into one that runs as long as
-    the longest of them and freezes those that are done. The first step stands before the loop:
-    there all clients still have the server's model, so that `vmap` computes with one model instead
-    of a copy for each client.
+    If clients take different numbers of steps, `vmap` runs the loop until the last client has
+    finished and leaves the finished clients unchanged. The first step is outside the loop: all
+    clients still have the server's model there, so `vmap` needs no copy of it for each client.
 
     Args:
         step: `(carry, batch) -> (carry, seen)`, one local step.
         start: The carry before the first step, such as the server's parameters.
-        batches: The client's batches, as `Task.batches` gives them.
-        maybe_none: Whether there may be no step to take. All steps are then in the loop.
+        batches: The client's batches, from `Task.batches`.
+        maybe_none: Whether the number of steps may be 0. All steps are then inside the loop.
 
     Returns:
-        The carry after the last step, and the sum of what the steps saw.
+        The carry after the last step, and the summed statistics of the steps.
     """
 
     def body(number: Array, loop: tuple[Carry, Seen]) -> tuple[Carry, Seen]:
@@ -57,28 +56,28 @@ def steps(
 
 
 class Weighted(NamedTuple):
-    """A weighted sum and the sum of its weights, so that a lost client is simply absent."""
+    """A weighted sum and the sum of its weights. A client that is lost is missing from both."""
 
     sum: PyTree
     weight: PyTree  # a number
 
 
 class Counter(NamedTuple):
-    """A number of an upload that counts work, such as local steps, and holds no gradient.
+    """A number in an upload that counts work, such as the local steps, and holds no gradient.
 
-    Clipping and noise leave it alone: see `fedda.transforms.privacy` for what that reveals.
+    It is neither clipped nor noised. `fedda.transforms.privacy` describes what that reveals.
     """
 
     value: PyTree
 
 
 def is_counter(part: Any) -> bool:
-    """Tell whether a part of an upload is a `Counter`: an `is_leaf` for `jax.tree.map`."""
+    """Return whether a part of an upload is a `Counter`; an `is_leaf` for `jax.tree.map`."""
     return isinstance(part, Counter)
 
 
 def is_weighted(part: Any) -> bool:
-    """Tell whether a part of an upload is `Weighted`: an `is_leaf` for `jax.tree.map`."""
+    """Return whether a part of an upload is `Weighted`; an `is_leaf` for `jax.tree.map`."""
     return isinstance(part, Weighted)
 
 
@@ -88,9 +87,9 @@ def weighted(shard: Shard, upload: PyTree) -> Weighted:
 
 
 def weighted_by(weight: Array, upload: PyTree) -> Weighted:
-    """Return an upload times a weight, together with that weight.
+    """Return an upload times a weight, together with the weight.
 
-    The product has the default precision at least: in bfloat16 a weight of 257 would become 256.
+    The product has at least the default precision. In bfloat16, a weight of 257 would become 256.
     """
     return Weighted(tree.scale(weight, tree.widen(upload)), weight)
 

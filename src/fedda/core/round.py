@@ -1,7 +1,7 @@
 """One round of federated optimisation, as pure functions over pytrees.
 
-An algorithm is a record of functions; a round is a tuple of exchanges ("phases"); of what the
-clients upload, the server sees only the sum. Everything else in this package serves these lines.
+A round runs the phases of an algorithm in order. In each phase the server receives only the sum of
+the clients' uploads. The rest of the package is built around `one_round`.
 """
 
 from collections.abc import Callable
@@ -23,13 +23,13 @@ from fedda.data.federation import Shards
 class RoundInfo(NamedTuple):
     """Diagnostics of a round (not part of the optimiser state)."""
 
-    seen: Seen  # sums over the clients that counted, in all phases together
-    nonfinite: Array  # uploads left out because an entry or the loss was not finite
+    seen: Seen  # statistics, summed over all phases and the clients whose uploads were used
+    nonfinite: Array  # the number of uploads dropped because an entry or the loss was not finite
     skipped: Array  # 1 if the server kept its old state because the sum was unusable, else 0
 
 
 class _Contribution(NamedTuple):
-    """One client's part in a phase, or the sum of several."""
+    """One client's contribution to a phase, or the sum of several contributions."""
 
     upload: PyTree
     seen: Seen
@@ -38,7 +38,10 @@ class _Contribution(NamedTuple):
 
 
 def _contribute(phase: Phase, task: Task, shared: PyTree, client: PyTree) -> tuple[PyTree, PyTree]:
-    """Return one client's contribution and its new memory. That of an absent client is zeros."""
+    """Return one client's contribution and its new memory.
+
+    A client without examples contributes zeros and keeps its memory.
+    """
     hp, message, shards, key = shared
     number, memory = client
     shard = shards.shard(number)
@@ -50,10 +53,11 @@ def _contribute(phase: Phase, task: Task, shared: PyTree, client: PyTree) -> tup
 
 
 def _add_up(parts: PyTree, kept: PyTree, clients: PyTree) -> tuple[PyTree, PyTree]:
-    """Return the sum of many clients' parts, and their memories. Skip uploads that are not finite.
+    """Return the sum of the clients' contributions, without non-finite ones, and their memories.
 
-    A sum is finite only if all its terms are, for nothing cancels an infinity. So clients are
-    looked at one by one only if it is not, and mostly their uploads are read but once.
+    A sum is finite only if all its terms are finite, because nothing cancels an infinity or a NaN.
+    So the clients are checked one by one only if the sum is not finite. Usually their uploads are
+    read only once.
     """
     _, memory = clients
 
@@ -74,8 +78,9 @@ def merged(
 ) -> ServerState:
     """Return the server's state after a phase, given the sum of the uploads.
 
-    The server computes in single precision at least, and rounds to the types of the state `before`
-    the round. Only between phases may a state have other parts than that.
+    The server computes in single precision or higher. If the new state has the structure of the
+    state `before` the round, it is rounded to the types of that state. The structure may differ
+    only between two phases.
     """
     after = phase.merge(tree.widen(hp), tree.widen(state), total)
     structure: Any = jax.tree.structure(before)
@@ -99,27 +104,28 @@ def one_round(
 
     Args:
         algorithm: The algorithm.
-        task: What is learnt, and how much local work a client does.
-        sum_over_clients: `(work, add_up, shared, clients)` maps `work(shared, client)` over the
-            leading axis of `clients`, their ids and memories; `add_up` makes one sum of the first
-            results and keeps the second. How that is laid out over chunks and devices is the
-            simulator's business.
+        task: The model, the loss and the local work of a client.
+        sum_over_clients: `(work, add_up, shared, clients) -> (total, memories)`. It maps
+            `work(shared, client)` over the leading axis of `clients` (their ids and memories) and
+            reduces the results with `add_up`. The simulator decides how this is split into chunks
+            and over devices.
         hp: The hyper-parameters.
         state: The server's state.
-        memory: What clients keep, a row for each client.
+        memory: The clients' memories, one row for each client.
         shards: The clients' examples.
         cohort: The ids of this round's clients.
-        key: The key of this round. It is folded by phase and client id, never by position.
-        slots: The rows of `memory` that belong to the cohort, if they are not the clients' ids.
+        key: The random key of this round. It is folded with the phase and the client id, never
+            with a position in the cohort.
+        slots: The rows of `memory` that belong to the cohort, if they differ from the client ids.
 
     Returns:
-        The new state, the new memory, and diagnostics.
+        The new state, the new memory, and diagnostics of the round.
     """
     before, usable = state, jnp.asarray(True)
     seen, nonfinite = nothing_seen(), jnp.int32(0)
     rows = cohort if slots is None else slots
-    # The barrier keeps a GPU's compiler from reading these rows again after they are written, for
-    # which it would copy the whole table.
+    # Without the barrier, the compiler for GPUs reads these rows again after they are overwritten,
+    # and copies the whole table for that.
     old = new = lax.optimization_barrier(tree.take(memory, rows))
     for number, phase in enumerate(algorithm.phases):
         shared = (hp, phase.send(hp, state), shards, fold_in(key, number))
@@ -129,7 +135,7 @@ def one_round(
         usable &= (total.counted > 0) & tree.all_finite((total.upload, state))
         seen = _add_seen(seen, total.seen)
         nonfinite += total.nonfinite
-    # A round whose sum is unusable never happened: neither for the server nor for its clients.
+    # If the sum is unusable, the round changes neither the server's state nor the memories.
     state = tree.where(usable, state, before)
     kept = tree.where(usable, new, old)
     memory = jax.tree.map(lambda table, values: table.at[rows].set(values), memory, kept)
@@ -137,7 +143,7 @@ def one_round(
 
 
 def _add_seen(one: Seen, other: Seen) -> Seen:
-    """Add up the statistics of two phases, of which one may have no metrics."""
+    """Add the statistics of two phases. A phase without local training has no metrics."""
     both = one.metrics and other.metrics
     metrics = tree.add(one.metrics, other.metrics) if both else one.metrics or other.metrics
     return Seen(one.loss + other.loss, one.examples + other.examples, metrics)
@@ -146,9 +152,9 @@ def _add_seen(one: Seen, other: Seen) -> Seen:
 def exchanges(
     algorithm: Algorithm, task: Task, hp: Hyper, params: PyTree, shards: Shards
 ) -> list[tuple[PyTree, PyTree]]:
-    """Return the shapes of the message and of one client's upload, for each phase of a round.
+    """Return the shapes of the message and of one client's upload for each phase of a round.
 
-    Nothing is computed.
+    Only shapes are evaluated; nothing is computed.
     """
 
     def exchange(phase: Phase, hp: Hyper, params: PyTree, shards: Shards) -> tuple[PyTree, PyTree]:
@@ -164,9 +170,9 @@ def exchanges(
 def traffic(
     algorithm: Algorithm, task: Task, hp: Hyper, params: PyTree, shards: Shards
 ) -> tuple[int, int]:
-    """Return the bytes that one client receives and sends in a round.
+    """Return how many bytes one client receives and sends in a round.
 
-    They are counted from the shapes of the messages themselves.
+    The numbers follow from the shapes and types of the messages and uploads.
     """
     messages, uploads = zip(*exchanges(algorithm, task, hp, params, shards), strict=True)
     return tree.nbytes(messages), tree.nbytes(uploads)

@@ -1,4 +1,4 @@
-"""A task: a model, a loss for each example, metrics, and how much local work a client does."""
+"""A learning task: a model, a loss, metrics, and the local work of a client in a round."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,8 +15,8 @@ from fedda.core.tree import PyTree
 from fedda.data.federation import Shard, num_rows, take_rows
 from fedda.models import Model
 
-# (outputs, y) -> one number for each example. A metric may return two such arrays: it is then the
-# sum of the first over the sum of the second, as in a recall.
+# (outputs, y) -> one number for each example. A metric may also return two such arrays, a numerator
+# and a denominator. Its value is then the ratio of their sums, as for a recall.
 ExampleWise = Callable[[Any, Any], Any]
 
 
@@ -26,7 +26,7 @@ class Plan(NamedTuple):
     Attributes:
         batch: The number of examples of a mini-batch.
         amount: The number of steps or epochs.
-        unit: What `amount` counts; `full` stands for one step with all examples.
+        unit: What `amount` counts. Under `full`, a client takes one step with all its examples.
     """
 
     batch: int
@@ -34,24 +34,25 @@ class Plan(NamedTuple):
     unit: Literal["steps", "epochs", "full"] = "steps"
 
     def full(self) -> "Plan":
-        """Return the plan of rounds in which a client takes one step with all its examples."""
+        """Return the same plan with one full-batch step in each round."""
         return Plan(batch=self.batch, unit="full")
 
 
 class Batch(NamedTuple):
-    """The examples of one step, as row numbers; several parts are computed one after another.
+    """The examples of one local step, as row numbers of a client's data.
 
-    The key belongs to the batch, so two gradients on one batch share their noise.
+    A large batch has several parts, which are processed one after the other. The random key is part
+    of the batch, so two gradients on the same batch use the same dropout noise.
     """
 
     shard: Shard
     rows: Array  # [parts, batch]
-    mask: Array  # [parts, batch]: which rows count
+    mask: Array  # [parts, batch]: False for padding
     key: Array
 
     @property
     def examples(self) -> Array:
-        """The number of examples that count, as a floating-point number."""
+        """The number of examples without padding, as a floating-point number."""
         return self.mask.sum(dtype=jnp.result_type(float))
 
 
@@ -71,15 +72,15 @@ class Batches(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What is learnt, and how: hashable, so that one compiled program serves equal tasks.
+    """A model, a loss, and how a client trains. Equal tasks share one compiled program.
 
     Attributes:
         model: The model.
-        loss: `(outputs, y) ->` one number for each example.
-        plan: How much local work a client does in a round.
-        metrics: What an evaluation reports besides the loss.
+        loss: `(outputs, y) -> losses`, one number for each example.
+        plan: The local work of a client in a round.
+        metrics: The metrics of an evaluation, besides the loss.
         reduction: Whether a step takes the mean or the sum of the losses of its mini-batch.
-        train_metrics: What local steps report besides the loss.
+        train_metrics: The metrics of the local steps, besides the loss.
     """
 
     model: Model
@@ -90,9 +91,9 @@ class Task(NamedTuple):
     train_metrics: tuple[ExampleWise, ...] = ()
 
     def whole(self, shard: Shard, key: Array) -> Batch:
-        """Return all examples of a client as one batch, in parts of a mini-batch's size.
+        """Return all examples of a client as one batch, in parts of the mini-batch size.
 
-        Its noise differs from that of `batches`, even with the same key.
+        Its random key differs from the keys of `batches`, even for the same `key`.
         """
         size = self.plan.batch
         rows = jnp.arange(_round_up(shard.max_count, size), dtype=shard.count.dtype)
@@ -103,11 +104,12 @@ class Task(NamedTuple):
         return Batch(shard, rows=rows, mask=mask, key=noise_key)
 
     def batches(self, shard: Shard, key: Array) -> Batches:
-        """Draw a client's batches: every epoch is shuffled, and the joined epochs are cut.
+        """Draw the mini-batches of a client for one round.
 
-        Batches therefore straddle epochs. A number of epochs may end in a short batch; a number of
-        steps never does, as the stream of epochs goes on. Nothing here depends on the other
-        clients, so a client that is alone with its data draws the same batches.
+        Every epoch is shuffled. The epochs are joined to one stream, which is cut into batches, so
+        a batch may contain examples of two epochs. With `unit="epochs"` the last batch may be
+        short; with `unit="steps"` it never is. The batches do not depend on other clients, so
+        a deployed client draws the same batches as a simulated one.
         """
         order_key, noise_key = random.split(key)
         size, amount, unit = self.plan
@@ -128,33 +130,33 @@ class Task(NamedTuple):
         return Batches(steps, shard, rows=rows, mask=mask, key=noise_key)
 
     def gradient(self, params: PyTree, batch: Batch) -> tuple[PyTree, Seen]:
-        """Return the gradient of a step on this batch, in training mode, and its statistics.
+        """Return the gradient of a local step on this batch, and the step's statistics.
 
-        Under the reduction `mean` it is the mean gradient of the batch's examples. Under `sum` it
-        is that mean times their number, but at most times the size of a mini-batch: a step with all
-        N examples of a client takes min(batch, N) times their mean. So it is as long as the
-        client's own mini-batch steps, and for N <= batch it is the step of an epoch. The model's
-        penalty is in the gradient, and not in the loss that is seen.
+        The model is in training mode. Under the reduction `mean`, the gradient is the mean over the
+        batch's examples. Under `sum`, it is this mean times min(N, batch), where N is the number of
+        examples in the batch and `batch` the size of a mini-batch. A step with all examples of
+        a client is therefore as long as one of its mini-batch steps, and for N <= batch it equals
+        the step of an epoch. The gradient includes the model's penalty; the reported loss does not.
         """
         times = 1 if self.reduction == "mean" else jnp.minimum(batch.examples, self.plan.batch)
         return self._gradient(params, batch, times)
 
     def full_gradient(self, params: PyTree, shard: Shard, key: Array) -> PyTree:
-        """Return the gradient of all of a client's examples, in the same units for all clients.
+        """Return the gradient of all examples of a client, in the same units for all clients.
 
-        Under the reduction `mean` it is their mean gradient. Under `sum` it is `batch` times the
-        mean, whatever the number of examples, so that a mean over clients weighted by their numbers
-        of examples is the gradient of the federation's loss, times `batch`. A step on a batch is
-        corrected by `batch_share` of it.
+        Under the reduction `mean`, it is the mean over the examples. Under `sum`, it is the mean
+        times the mini-batch size, whatever the number of examples. A mean over clients, weighted by
+        their numbers of examples, is then the gradient of the federation's loss, times the
+        mini-batch size. To correct a step on a smaller batch, multiply it by `batch_share`.
         """
         times = 1 if self.reduction == "mean" else self.plan.batch
         gradient, _ = self._gradient(params, self.whole(shard, key), times)
         return gradient
 
     def batch_share(self, batch: Batch) -> Array:
-        """Return the length of `gradient` on this batch relative to a whole mini-batch.
+        """Return the scale of `gradient` on this batch, relative to a complete mini-batch.
 
-        It is 1 under the reduction `mean`.
+        It is 1 under the reduction `mean`, and min(N, batch) / batch under `sum`.
         """
         if self.reduction == "mean":
             return jnp.ones(())
@@ -170,12 +172,15 @@ class Task(NamedTuple):
         return gradient, Seen(loss, batch.examples, metrics)
 
     def mean_loss(self, params: PyTree, batch: Batch) -> Array:
-        """Return the mean loss of a batch in training mode, without the penalty."""
+        """Return the mean loss of a batch in training mode, without the model's penalty."""
         loss, _ = self._sum_over_parts(lambda function: function, params, batch)
         return loss / jnp.maximum(batch.examples, 1)
 
     def _sum_over_parts(self, transform: Callable[[Any], Any], params: PyTree, batch: Batch) -> Any:
-        """Apply `transform` to the sums of loss and metrics over the examples that count."""
+        """Return `transform(sums)(params, ...)`, added up over the parts of a batch.
+
+        `sums` returns the loss and the metrics of one part, summed over its examples.
+        """
 
         def sums(params: PyTree, rows: Array, mask: Array, key: Array) -> tuple[Array, Any]:
             x, y = batch.shard.rows(rows)
@@ -191,27 +196,27 @@ class Task(NamedTuple):
         total = part(0)
         parts, size = batch.rows.shape
         if parts > 1:
-            # The parts of a small client after its last example would add nothing but time.
+            # The last parts of a small client are padding only: they are skipped to save time.
             needed = parts if batch.shard.even else -(-batch.shard.count // size)
             total = lax.fori_loop(1, needed, lambda i, total: tree.add(total, part(i)), total)
         return total
 
     @property
     def measures(self) -> dict[str, ExampleWise]:
-        """The loss and the metrics of an evaluation, by name."""
+        """The loss and the evaluation metrics, by name."""
         return {"loss": self.loss} | {metric.__name__: metric for metric in self.metrics}
 
     def evaluate(self, params: PyTree, x: Any, y: Any, batch: int = 512) -> dict[str, Array]:
-        """Return the means of the loss and the metrics over all examples, in evaluation mode."""
+        """Return the mean loss and the metrics over all examples, in evaluation mode."""
         sums = self.sums(params, x, y, num_rows(y), batch)
         return {name: above / below for name, (above, below) in sums.items()}
 
     def sums(
         self, params: PyTree, x: Any, y: Any, examples: Array | int, batch: int = 512
     ) -> dict[str, tuple[Array, Array]]:
-        """Return the sums that `evaluate` divides, over the first `examples` rows.
+        """Return numerator and denominator of each measure over the first `examples` rows.
 
-        The sums of parts of a test set can be added.
+        `evaluate` divides them. To evaluate a test set in parts, add the sums of the parts first.
         """
         batch = min(batch, num_rows(y))
 
@@ -229,26 +234,29 @@ def _sum(values: Array, counts: Array) -> Array:
 
 
 def _sums(measure: ExampleWise, outputs: Any, y: Any, counts: Array) -> tuple[Array, Array]:
-    """Return numerator and denominator of a measure's mean over the examples that count."""
+    """Return numerator and denominator of a measure's mean, without padding."""
     values = measure(outputs, y)
     above, below = values if isinstance(values, tuple) else (values, jnp.ones(counts.shape))
     return _sum(above, counts), _sum(below, counts)
 
 
 def shuffled(key: Array, shard: Shard, multiple: int) -> Array:
-    """Return the first of the `shuffled_epochs`, three times as fast, padded with any numbers."""
+    """Return one shuffled epoch: the first of `shuffled_epochs`, computed three times as fast.
+
+    The padding contains arbitrary row numbers.
+    """
     slots = jnp.arange(_round_up(shard.max_count, multiple), dtype=shard.count.dtype)
     bits = random.bits(key, slots.shape)
-    last = jnp.asarray(np.iinfo(bits.dtype).max, bits.dtype)  # and the sort is stable
+    last = jnp.asarray(np.iinfo(bits.dtype).max, bits.dtype)  # sorts padding last: sort is stable
     _, order = lax.sort((jnp.where(slots < shard.count, bits, last), slots), num_keys=1)
     return order
 
 
 def shuffled_epochs(key: Array, shard: Shard, length: int, multiple: int) -> Array:
-    """Return at least `length` row numbers of a client: epochs, each a new permutation.
+    """Return at least `length` row numbers of a client: shuffled epochs, one after the other.
 
     Sorting random bits within each epoch permutes all epochs at once, whatever the client's size.
-    There are enough slots to complete the last epoch that is used, so that the permutations do not
+    There are enough slots to complete the last epoch that is used, so the permutations do not
     depend on `max_count`.
     """
     length = _round_up(length, multiple)

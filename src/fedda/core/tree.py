@@ -1,6 +1,6 @@
-"""Arithmetic on pytrees of arrays, a few lines each.
+"""Arithmetic on pytrees of arrays.
 
-Scalars are cast to the dtype of the leaf they meet, so that a tree never changes its dtypes.
+A scalar is cast to the dtype of each leaf it is combined with, so a tree keeps its dtypes.
 """
 
 from typing import Any
@@ -26,12 +26,12 @@ def scale(a: ArrayLike, x: PyTree) -> PyTree:
 
 
 def axpy(a: ArrayLike, x: PyTree, y: PyTree) -> PyTree:
-    """`a x + y`."""
+    """Return `a x + y`."""
     return add(scale(a, x), y)
 
 
 def blend(a: ArrayLike, x: PyTree, y: PyTree) -> PyTree:
-    """`a x + (1 - a) y`: one step of a damped momentum."""
+    """Return `a x + (1 - a) y`, one step of a damped momentum."""
     return add(scale(a, x), scale(1 - jnp.asarray(a), y))
 
 
@@ -40,14 +40,14 @@ def square(x: PyTree) -> PyTree:
 
 
 def over_root(x: PyTree, v: PyTree, eps: ArrayLike) -> PyTree:
-    """`x / (sqrt(v) + eps)`: the step of Adam and of AdaGrad."""
+    """Return `x / (sqrt(v) + eps)`, the direction of Adam and AdaGrad."""
     return jax.tree.map(lambda x, v: x / (jnp.sqrt(v) + jnp.asarray(eps, v.dtype)), x, v)
 
 
 def widen(x: PyTree) -> PyTree:
-    """Convert floating-point leaves to the default precision, unless they have more already.
+    """Convert floating-point leaves of lower precision to the default precision.
 
-    Sums over clients need it: in bfloat16, 256 + 1 is 256.
+    Sums over clients need this: in bfloat16, 256 + 1 is 256.
     """
 
     def wide(leaf: ArrayLike) -> ArrayLike:
@@ -59,7 +59,7 @@ def widen(x: PyTree) -> PyTree:
 
 
 def as_types_of(like: PyTree, x: PyTree) -> PyTree:
-    """Convert the floating-point leaves of `x` to the dtypes of `like`, a tree of its structure."""
+    """Convert floating-point leaves of `x` to the dtypes of `like`, which has its structure."""
 
     def cast(like: ArrayLike, leaf: ArrayLike) -> ArrayLike:
         old, new = jnp.result_type(leaf), jnp.result_type(like)
@@ -74,12 +74,12 @@ def zeros_like(x: PyTree) -> PyTree:
 
 
 def where(condition: Array, x: PyTree, y: PyTree) -> PyTree:
-    """Return all of `x` if the scalar `condition` holds, else all of `y`."""
+    """Return `x` if the scalar `condition` is true, else `y`."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), x, y)
 
 
 def sum_leading(x: PyTree) -> PyTree:
-    """Return the sum over the leading axis (integers and booleans are counted as int32)."""
+    """Return the sum over the leading axis. Integers and booleans are added as int32."""
 
     def total(leaf: Array) -> Array:
         return leaf.sum(0, dtype=None if jnp.issubdtype(leaf.dtype, jnp.inexact) else "int32")
@@ -92,26 +92,26 @@ def take(table: PyTree, rows: Array | int) -> PyTree:
 
 
 def all_finite(x: PyTree) -> Array:
-    """Tell whether no number of `x` is infinite or NaN."""
+    """Return whether all numbers of `x` are finite."""
     finite = [jnp.isfinite(leaf).ravel() for leaf in jax.tree.leaves(x)]
-    # All but the largest in one go: on a GPU it is the number of reductions that takes time.
+    # One reduction for all small leaves: on a GPU, time depends on the number of reductions.
     small = [jnp.ones(1, bool), *(leaf for leaf in finite if leaf.size < 1_000_000)]
     groups = [jnp.concatenate(small), *(leaf for leaf in finite if leaf.size >= 1_000_000)]
     return jnp.all(jnp.stack([jnp.all(group) for group in groups]))
 
 
 def size(x: PyTree) -> int:
-    """Return the number of entries of all arrays of `x`."""
+    """Return the total number of entries of the arrays of `x`."""
     return sum(leaf.size for leaf in jax.tree.leaves(x))
 
 
 def nbytes(x: PyTree) -> int:
-    """Return the bytes of all arrays of `x`; works on shapes as on arrays."""
+    """Return the total size in bytes of the arrays of `x`, which may also be shapes."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(x))
 
 
 def types(name: str, x: PyTree) -> dict[str, str]:
-    """Return the type and shape of every leaf by its path below `name`; works on shapes too."""
+    """Return the type and shape of every leaf, by its path below `name`."""
     return {
         name + jax.tree_util.keystr(path): f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"
         for path, leaf in jax.tree_util.tree_leaves_with_path(x)

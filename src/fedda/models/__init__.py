@@ -1,7 +1,8 @@
-"""Models: a pair of functions `init` and `apply` and, where training differs, a third.
+"""Models, as records of pure functions.
 
-`autoencoder`, `cnn`, `linear`, `mlp` and `resnet18` return the models of the tasks, `from_nnx` and
-`from_equinox` those of other libraries. They are imported on first use, as Flax takes its time.
+`linear`, `mlp`, `cnn`, `resnet18` and `autoencoder` are ready-made models. `from_nnx` and
+`from_equinox` convert modules of Flax and Equinox. All of them are imported on first use, because
+importing Flax is slow.
 """
 
 import importlib
@@ -46,20 +47,33 @@ _MODULES = {
 
 Params = Any
 
-# How matrix products are computed; weights, sums and losses are float32 in all of them. "tf32"
-# rounds factors to 10 bits on GPUs that can, and is "fp32" elsewhere; "bf16" runs the layers in
-# bfloat16.
+# The precision of matrix products. Weights, sums and losses are always float32. "tf32" rounds the
+# factors to 10 bits on GPUs that support it, and equals "fp32" elsewhere. "bf16" computes the
+# layers in bfloat16.
 PRECISIONS = ("tf32", "fp32", "bf16")
 
 
 class Model(NamedTuple):
-    """A model as pure functions of its parameters; the first axis of `x` counts examples.
+    """A model, as pure functions of its parameters.
+
+    The first axis of the inputs `x` and of the outputs is the batch axis.
 
     Attributes:
-        init: `(key) -> params`.
-        apply: `(params, x) -> outputs`, in evaluation and, if there is no `train`, in training.
-        train: `(params, x, key) -> outputs` in training, for example with dropout.
-        penalty: `(params) ->` a number that is added to the training loss of a batch.
+        init: `(key) -> params`, the initial parameters.
+        apply: `(params, x) -> outputs`, used in evaluation, and in training if `train` is None.
+        train: `(params, x, key) -> outputs`, used in training, for example with dropout.
+        penalty: `(params) -> number`, added to the training loss of a batch, for example a weight
+            decay.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import fedda
+        >>> model = fedda.Model(
+        ...     init=lambda key: {"w": jax.random.normal(key, (4, 2))},
+        ...     apply=lambda params, x: x @ params["w"],
+        ... )
+        >>> model.apply(model.init(jax.random.key(0)), jnp.ones((3, 4))).shape
+        (3, 2)
     """
 
     init: Callable[[Array], Params]
@@ -68,7 +82,7 @@ class Model(NamedTuple):
     penalty: Callable[[Params], Array] | None = None
 
     def shapes(self) -> Params:
-        """Return the shapes and types of the parameters. Nothing is computed."""
+        """Return the shapes and types of the parameters, without computing them."""
         return jax.eval_shape(self.init, jax.random.key(0))
 
 
@@ -77,12 +91,28 @@ def with_input(
     prepare: Callable[[Any], Any],
     augment: Callable[[Any, Array], Any] | None = None,
 ) -> Model:
-    """Return the model on prepared inputs: what is stored compactly is unpacked on the device.
+    """Return the model with a preparation of its inputs.
+
+    The preparation runs on the device. So the examples can be stored compactly, such as images as
+    bytes, and be unpacked only when a batch is used.
 
     Args:
         model: The model.
-        prepare: The model sees `prepare(x)`.
-        augment: If given, the model sees `augment(x, key)` in training.
+        prepare: `(x) -> x`, applied to the inputs.
+        augment: `(x, key) -> x`, applied in training instead of `prepare`. None uses `prepare`
+            in training too.
+
+    Returns:
+        A model with the same parameters.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> import fedda
+        >>> model = fedda.models.linear(features=4, classes=2)
+        >>> on_bytes = fedda.models.with_input(model, lambda x: x.astype("float32") / 255)
+        >>> params = on_bytes.init(jax.random.key(0))
+        >>> on_bytes.apply(params, np.full((3, 4), 255, np.uint8)).shape
+        (3, 2)
     """
     inner = model.train
 
@@ -98,13 +128,28 @@ def with_input(
 
 
 def with_precision(model: Model, precision: str) -> Model:
-    """Return the model computed in one of the `PRECISIONS`.
+    """Return the model with another precision of its matrix products.
 
-    In bfloat16 the model gets rounded copies of its weights and inputs, and its outputs are float32
-    again. Apply `with_input` after this, so that the preparation of inputs stays exact.
+    Apply `with_input` after `with_precision`, so that the preparation of the inputs stays exact.
+
+    Args:
+        model: The model.
+        precision: `"fp32"`; `"tf32"`, which is faster on GPUs that support it; or `"bf16"`, which
+            computes the layers in bfloat16 with rounded copies of the weights and inputs. The
+            outputs are float32 in all cases.
+
+    Returns:
+        A model with the same parameters.
 
     Raises:
         InputError: The precision is unknown.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> import fedda
+        >>> model = fedda.models.with_precision(fedda.models.linear(4, 2), "bf16")
+        >>> model.apply(model.init(jax.random.key(0)), np.ones((3, 4), np.float32)).dtype
+        dtype('float32')
     """
     if precision not in PRECISIONS:
         raise unknown("precision", precision, PRECISIONS)
@@ -134,11 +179,12 @@ def _cast(tree: Any, dtype: Any) -> Any:
 
 
 def given_module(function: str, argument: str, module: Any) -> InputError:
-    """Return the error of an adapter that got a module, not a function that makes one."""
+    """Return the error for an adapter that was called with a module instead of a function."""
     name = type(module).__name__
     return InputError(
-        f"{function} takes a function that makes a module, so that every seed starts differently, "
-        f"got a {name}. Write {function}(lambda {argument}: {name}(..., {argument}={argument}))."
+        f"{function} takes a function that makes a module, so that every seed has other initial "
+        f"weights, got a {name}. "
+        f"Write {function}(lambda {argument}: {name}(..., {argument}={argument}))."
     )
 
 

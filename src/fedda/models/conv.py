@@ -1,8 +1,8 @@
-"""Convolution as patches times a matrix, and maxima over windows.
+"""Convolution and max-pooling that stay fast under `vmap` over clients.
 
-`vmap` over clients gives every client its own kernel. That turns the usual convolution into a
-grouped one, which is slow on every backend; patches times a matrix becomes a batched matrix
-product, which is what the hardware is best at.
+`vmap` over clients gives every client a separate kernel. XLA turns such a convolution into
+a grouped convolution, which is slow on every backend. Here a convolution is a product of image
+patches and a matrix, which `vmap` turns into a batched matrix product. Hardware is fast at that.
 """
 
 import math
@@ -31,9 +31,13 @@ def patches_conv(
     preferred_element_type: Any = None,
     out_sharding: Any = None,
 ) -> Array:
-    """A 2-D convolution of [batch, height, width, channels] with [height, width, in, out].
+    """Return a 2-D convolution, computed as image patches times a matrix.
 
-    Takes the arguments of `lax.conv_general_dilated`, as `nnx.Conv` passes them.
+    The arguments are those of `lax.conv_general_dilated`, as `nnx.Conv` passes them. `inputs` have
+    the shape [batch, height, width, channels], the kernel [height, width, in, out].
+
+    Raises:
+        ValueError: A dilation, feature groups or a sharding are requested, which are not supported.
     """
     height, width, channels, features = kernel.shape
     plain = all(dilation in (None, (1, 1), [1, 1]) for dilation in (lhs_dilation, rhs_dilation))
@@ -48,7 +52,7 @@ def patches_conv(
 
     def product(images: Array) -> Array:
         patches = images if size == strides == (1, 1) else windows(images, size, strides)
-        # One axis of rows: over several, the gradient of the kernel would need a transposed copy.
+        # With a single axis of rows, the gradient of the kernel needs no transposed copy.
         outputs = jnp.matmul(
             patches.reshape(-1, height * width * channels),
             kernel.reshape(-1, features),
@@ -61,8 +65,8 @@ def patches_conv(
         (n - k) // s + 1 for n, k, s in zip(padded.shape[1:3], size, strides, strict=True)
     )
     if jax.default_backend() == "cpu" and places > features:
-        # The patches of one image stay in the cache; they are made again for the gradient. Where
-        # the kernel is larger than they are, it is read only once for all images instead.
+        # Image by image, the patches stay in the cache; they are recomputed for the gradient. If
+        # the kernel is larger than the patches, it is better to read it only once for all images.
         one = jax.checkpoint(lambda image: product(image[None])[0], prevent_cse=False)
         return lax.map(one, padded)
     return product(padded)
@@ -70,10 +74,10 @@ def patches_conv(
 
 @partial(jax.custom_jvp, nondiff_argnums=(1, 2))
 def windows(padded: Array, size: tuple[int, int], strides: tuple[int, int]) -> Array:
-    """The values of each window side by side: [batch, rows, columns, height * width * channels]."""
+    """Return all windows of images, of shape [batch, rows, columns, height * width * channels]."""
     if jax.default_backend() == "cpu":
         return _joined(padded, size, strides)
-    # Elsewhere one gather is faster, as each thread of a join asks which part it is in.
+    # On an accelerator, a gather is faster than a concatenation.
     batch, height, width, channels = padded.shape
     tops, lefts = (
         np.arange(0, length - window + 1, stride)
@@ -94,7 +98,8 @@ def _windows_jvp(
     tangents: tuple[Array],
 ) -> tuple[Array, Array]:
     (padded,), (change,) = primals, tangents
-    # Linear. Written as a join, its transpose is a sum of shifted slices and not a scatter.
+    # The function is linear. The transpose of a concatenation is a sum of shifted slices; that of
+    # a gather would be a scatter, which is slow.
     return windows(padded, size, strides), _joined(change, size, strides)
 
 
@@ -105,9 +110,9 @@ def _joined(padded: Array, size: tuple[int, int], strides: tuple[int, int]) -> A
 
 
 def max_pool(inputs: Array, size: int = 2) -> Array:
-    """Non-overlapping maxima; rows and columns that fill no window are dropped.
+    """Return the maxima of non-overlapping windows. Incomplete windows at the border are dropped.
 
-    Reshaping is several times faster than a window reduction, and so is its gradient.
+    The reshape is several times faster than a window reduction, and so is its gradient.
     """
     batch, height, width, channels = inputs.shape
     rows, columns = height // size, width // size
@@ -118,10 +123,11 @@ def max_pool(inputs: Array, size: int = 2) -> Array:
 
 
 def max_pool_same(inputs: Array, size: int, stride: int) -> Array:
-    """Maxima over windows that overlap, with the padding that TensorFlow calls SAME.
+    """Return the maxima of overlapping windows, with TensorFlow's SAME padding.
 
-    First along the rows, then along the columns: on a CPU some ten times faster than a window
-    reduction with its gradient. Of equal values, the first of a window gets the whole gradient.
+    The maximum is taken along the width, then along the height. On a CPU this is about ten times
+    faster than a window reduction with its gradient. If a window has several equal maxima, the
+    first one gets the whole gradient.
     """
     for axis in (2, 1):
         pads = [(0, 0)] * inputs.ndim
@@ -132,12 +138,12 @@ def max_pool_same(inputs: Array, size: int, stride: int) -> Array:
 
 
 def _first_maximum(first: Array, second: Array) -> Array:
-    """Their maximum; NaN where one of them is, lest a diverging model look well."""
+    """Return the maximum, or NaN if a value is NaN, so that a diverging model is noticed."""
     return jnp.where((second > first) | jnp.isnan(second), second, first)
 
 
 def _shifts(padded: Array, axis: int, size: int, stride: int) -> list[Array]:
-    """Every `stride`-th slice along the axis, once for each place in a window of `size` slices."""
+    """Return, for each position in a window, the entries of all windows at that position."""
     last = (padded.shape[axis] - size) // stride * stride
     return [
         lax.slice_in_dim(padded, place, place + last + 1, stride, axis) for place in range(size)

@@ -1,4 +1,4 @@
-"""Convolutional networks: those of the federated EMNIST and CIFAR-100 experiments."""
+"""The convolutional networks of the federated EMNIST and CIFAR-100 experiments."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,14 +11,14 @@ from jax.tree_util import DictKey, tree_leaves_with_path
 from fedda.models import Model, Params, from_nnx
 from fedda.models.conv import Convolution, max_pool, max_pool_same, patches_conv
 
-CHANNELS = (64, 64, 128, 128, 256, 256, 512, 512)  # of the blocks of the ResNet
+CHANNELS = (64, 64, 128, 128, 256, 256, 512, 512)  # the output channels of the ResNet's blocks
 
 Conv = Callable[[int, int, tuple[int, int]], nnx.Conv]  # (inputs, outputs, kernel size)
 Norm = Callable[[int], nnx.GroupNorm]  # (channels)
 
 
 class CNN(nnx.Module):
-    """Two 3x3 convolutions, 2x2 maxima, dropout, a hidden layer, dropout, logits."""
+    """Two 3x3 convolutions, 2x2 max-pooling, dropout, a hidden layer, dropout, logits."""
 
     def __init__(
         self, size: int, channels: int, classes: int, convolution: Convolution, rngs: nnx.Rngs
@@ -33,9 +33,9 @@ class CNN(nnx.Module):
         self.out = nnx.Linear(128, classes, kernel_init=init, rngs=rngs)
 
     def __call__(self, x: Array) -> Array:
-        # Kept apart, or XLA puts two sums of the gradient into one kernel, which is slow on a GPU.
+        # Without the barrier, XLA fuses two sums of the gradient into one kernel: slow on a GPU.
         x = lax.optimization_barrier(nnx.relu(self.conv1(x)))
-        # Bias and ReLU do not change which number is the largest: after the maxima they are fewer.
+        # Bias and ReLU keep the position of the maximum. After the pooling they are cheaper.
         bias = self.conv2.bias
         assert bias is not None
         x = self.conv2.conv_general_dilated(
@@ -49,22 +49,34 @@ class CNN(nnx.Module):
 def cnn(size: int, channels: int, classes: int, convolution: Convolution = patches_conv) -> Model:
     """Return the small convolutional network of the federated EMNIST experiments.
 
-    With 28x28 images and 62 classes it has 1,206,590 parameters.
+    Two 3x3 convolutions with 32 and 64 channels, 2x2 max-pooling, a hidden layer of 128 units, and
+    dropout. With 28x28 images of one channel and 62 classes it has 1,206,590 parameters.
 
     Args:
-        size: Height and width of an image, in pixels.
+        size: Height and width of an image in pixels.
         channels: The number of channels of an image.
         classes: The number of outputs.
-        convolution: Computes a convolution; the default is fast when many clients are batched.
+        convolution: A function with the arguments of `lax.conv_general_dilated`. The default is
+            fast when many clients are trained together.
+
+    Returns:
+        A model for inputs of shape [examples, size, size, channels].
+
+    Example:
+        >>> import jax, numpy as np
+        >>> import fedda
+        >>> model = fedda.models.cnn(size=28, channels=1, classes=62)
+        >>> sum(leaf.size for leaf in jax.tree.leaves(model.shapes()))
+        1206590
     """
     return from_nnx(lambda rngs: CNN(size, channels, classes, convolution, rngs))
 
 
 class Block(nnx.Module):
-    """Two convolutions, each after norm and ReLU, are added to the block's own input.
+    """A residual block: two convolutions, both after a norm and a ReLU, plus the block's input.
 
-    Where the number of channels changes, a 1x1 convolution and a norm adapt the input. One that is
-    `normed` already is not normed again before the first convolution.
+    If the number of channels changes, the shortcut is a 1x1 convolution and a norm. A block whose
+    input is `normed` already has no norm before its first convolution.
     """
 
     def __init__(
@@ -96,7 +108,7 @@ class ResNet18(nnx.Module):
             conv_general_dilated=convolution,
             rngs=rngs,
         )
-        # Without the fast variance, as E[x²] - E[x]² cancels where the mean is large.
+        # The fast variance E[x²] - E[x]² suffers from cancellation if the mean is large.
         exact = partial(nnx.GroupNorm, num_groups=2, epsilon=1e-3, use_fast_variance=False)
         norm = partial(exact, use_bias=affine, use_scale=affine, rngs=rngs)
         self.stem = conv(3, 64, (7, 7), 2)
@@ -123,18 +135,30 @@ def resnet18(
     l2: float = 1e-4,
     convolution: Convolution = patches_conv,
 ) -> Model:
-    """Return the residual network of the federated CIFAR-100 experiments.
+    """Return the ResNet-18 of the federated CIFAR-100 experiments.
 
-    It normalises before it convolves, in groups instead of over a batch, and no stage reduces the
-    image: after the stem, 24x24 pixels are 6x6 in every block. With 100 classes it has 11,227,812
-    parameters, or 11,218,212 if the norms have no scale and offset.
+    It is a pre-activation ResNet with group normalisation. Its blocks have stride 1: images of
+    24x24 pixels have 6x6 positions after the stem and in every block. With 100 classes it has
+    11,227,812 parameters, or 11,218,212 without scales and offsets of the norms.
 
     Args:
         classes: The number of outputs.
         affine: Whether the norms have a scale and an offset.
-        l2: Weight decay: `l2` times the sum of squares is added to the loss, so 2 `l2` w to the
-            gradient. Kernels decay and so does the bias of the last layer, but no scale or offset.
-        convolution: Computes a convolution; the default is fast when many clients are batched.
+        l2: The weight decay. The training loss includes `l2` times the sum of squares of all
+            kernels and of the last layer's bias, so the gradient includes 2 `l2` w. Scales and
+            offsets do not decay.
+        convolution: A function with the arguments of `lax.conv_general_dilated`. The default is
+            fast when many clients are trained together.
+
+    Returns:
+        A model for inputs of shape [examples, height, width, 3].
+
+    Example:
+        >>> import jax
+        >>> import fedda
+        >>> model = fedda.models.resnet18(classes=100)
+        >>> sum(leaf.size for leaf in jax.tree.leaves(model.shapes()))
+        11227812
     """
 
     def penalty(params: Params) -> Array:

@@ -1,4 +1,4 @@
-"""Models from Equinox modules."""
+"""Convert Equinox modules to models."""
 
 import inspect
 from collections.abc import Callable
@@ -12,18 +12,27 @@ from fedda.models import Model, Params, given_module
 
 
 def from_equinox(make: Callable[[Array], Any]) -> Model:
-    """Return a model from an Equinox module that takes one example.
+    """Return a model from an Equinox module.
 
-    A `__call__` with a parameter `key` gets a key for each example in training, none in evaluation.
+    As usual in Equinox, the module takes a single example. If its `__call__` has a parameter `key`,
+    it gets a random key for each example in training, and none in evaluation. The parameters are
+    the module's floating-point arrays.
 
     Args:
-        make: `make(key)` returns the module.
+        make: `(key) -> module`, makes the module from a random key.
+
+    Returns:
+        The model. Its inputs have a batch axis.
 
     Raises:
-        InputError: `make` is a module.
+        InputError: `make` is a module instead of a function.
 
     Example:
-        `fedda.models.from_equinox(lambda key: equinox.nn.Linear(64, 10, key=key))`
+        >>> import equinox, jax, numpy as np
+        >>> import fedda
+        >>> model = fedda.models.from_equinox(lambda key: equinox.nn.Linear(64, 10, key=key))
+        >>> model.apply(model.init(jax.random.key(0)), np.ones((3, 64))).shape
+        (3, 10)
     """
     if any(map(eqx.is_array, jax.tree.leaves(make))):
         raise given_module("from_equinox", "key", make)

@@ -1,4 +1,4 @@
-"""Models from Flax NNX modules."""
+"""Convert Flax NNX modules to models."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,18 +14,26 @@ from fedda.models import Model, Params, given_module
 def from_nnx(make: Callable[[Any], Any]) -> Model:
     """Return a model from a Flax NNX module.
 
-    Its parameters are the module's `nnx.Param` values as nested dictionaries of arrays. Dropout
-    and other noise work: the training pass reseeds the module from its key.
+    The parameters are the module's `nnx.Param` values, as nested dictionaries of arrays. Dropout
+    and other random layers get a new key for every training batch, and are off in evaluation.
 
     Args:
-        make: `make(rngs)` returns the module.
+        make: `(rngs) -> module`, makes the module from an `nnx.Rngs`.
+
+    Returns:
+        The model.
 
     Raises:
-        InputError: `make` is a module, or the module keeps more than parameters, such as the
-            statistics of BatchNorm.
+        InputError: `make` is a module instead of a function, or the module has state besides its
+            parameters, such as the statistics of BatchNorm.
 
     Example:
-        `fedda.models.from_nnx(lambda rngs: nnx.Linear(64, 10, rngs=rngs))`
+        >>> import jax, numpy as np
+        >>> from flax import nnx
+        >>> import fedda
+        >>> model = fedda.models.from_nnx(lambda rngs: nnx.Linear(64, 10, rngs=rngs))
+        >>> model.apply(model.init(jax.random.key(0)), np.ones((3, 64))).shape
+        (3, 10)
     """
     if isinstance(make, nnx.Module):
         raise given_module("from_nnx", "rngs", make)
@@ -48,7 +56,7 @@ def from_nnx(make: Callable[[Any], Any]) -> Model:
         return nnx.to_pure_dict(nnx.state(build(key), nnx.Param))
 
     def module(values: Params, key: Array, training: bool) -> Any:
-        state = jax.tree.map(lambda leaf: leaf, params)  # a copy: filling it in must not leak
+        state = jax.tree.map(lambda leaf: leaf, params)  # a copy, because the next line changes it
         nnx.replace_by_pure_dict(state, values)
         rngs = [nnx.state(build(key), nnx.RngState)] if noisy else []
         built = nnx.merge(definition, state, *rngs)

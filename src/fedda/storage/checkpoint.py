@@ -1,8 +1,8 @@
-"""The format of a checkpoint: one file, which verifies itself.
+"""The file format of checkpoints.
 
-A file holds a line of JSON with the round, the caller's notes, and the name, type and shape of
-every array; then the bytes of the arrays; then the SHA-256 of all of that. It gets its name when it
-is whole.
+A checkpoint is one file. It starts with a line of JSON, which has the round, the caller's notes,
+and the name, type and shape of every array. The bytes of the arrays follow, then the SHA-256 of
+everything before. The file is written under a temporary name and renamed when it is complete.
 """
 
 import hashlib
@@ -24,7 +24,13 @@ DIGEST = hashlib.sha256().digest_size
 
 
 class Checkpoint(NamedTuple):
-    """A run after some of its rounds, and what was noted with it."""
+    """A saved run: the number of finished rounds, its arrays, and notes.
+
+    Attributes:
+        round: The number of finished rounds.
+        run: A tree of the arrays that the next round needs.
+        notes: JSON that `RunDirectory.save` stored with the arrays.
+    """
 
     round: int
     run: PyTree
@@ -32,12 +38,15 @@ class Checkpoint(NamedTuple):
 
     @property
     def progress(self) -> dict[str, Any]:
-        """What the run itself noted."""
+        """The `progress` that was passed to `RunDirectory.save`."""
         return self.notes["progress"]
 
 
 def on_host(run: PyTree) -> dict[str, np.ndarray]:
-    """Return the arrays of a run by name; those of JAX are copied, as programs reuse them."""
+    """Return the arrays of a run by name, as NumPy arrays.
+
+    Arrays of JAX are copied, because a compiled program may reuse their memory.
+    """
     return {
         jax.tree_util.keystr(path): np.array(_data(leaf), copy=isinstance(leaf, jax.Array) or None)
         for path, leaf in jax.tree_util.tree_leaves_with_path(run)
@@ -45,12 +54,20 @@ def on_host(run: PyTree) -> dict[str, np.ndarray]:
 
 
 def write(path: Path, number: int, arrays: Mapping[str, np.ndarray], notes: Any) -> None:
-    """Write the checkpoint of a round."""
+    """Write a checkpoint file.
+
+    Args:
+        path: The file.
+        number: The number of finished rounds.
+        arrays: The arrays by name, from `on_host`.
+        notes: Anything that can be written as JSON.
+    """
     about = [(name, str(array.dtype), array.shape) for name, array in arrays.items()]
     header = json.dumps({"round": number, "arrays": about, "notes": notes})
     digest = hashlib.sha256()
     parts: list[bytes | memoryview] = [f"{header}\n".encode(), *map(_as_bytes, arrays.values())]
-    with replacing(path, path.with_name(".part")) as file:  # the next one uses the same
+    # All checkpoints use the same temporary file, so an incomplete one is overwritten.
+    with replacing(path, path.with_name(".part")) as file:
         for part in parts:
             file.write(part)
             digest.update(part)
@@ -58,7 +75,7 @@ def write(path: Path, number: int, arrays: Mapping[str, np.ndarray], notes: Any)
 
 
 def read(path: Path) -> bytes:
-    """Return the content of a checkpoint file.
+    """Return the content of a checkpoint file, after a check of its SHA-256.
 
     Raises:
         InputError: The file is damaged.
@@ -67,14 +84,13 @@ def read(path: Path) -> bytes:
     if hashlib.sha256(memoryview(content)[:-DIGEST]).digest() != content[-DIGEST:]:
         raise InputError(
             f"{path} is damaged: its checksum does not match. Nothing was changed. Delete this "
-            "file to continue from the checkpoint before it, if there is one, or else from the "
-            "beginning."
+            "file to continue from the previous checkpoint, or from the beginning if there is none."
         )
     return content
 
 
 def decode(content: bytes) -> tuple[int, dict[str, np.ndarray], dict[str, Any]]:
-    """Return the round, the arrays and the notes of a checkpoint file with this content."""
+    """Return the round, the arrays and the notes from the content of a checkpoint file."""
     position = content.index(b"\n") + 1
     header = json.loads(content[:position])
     arrays = {}
@@ -86,17 +102,17 @@ def decode(content: bytes) -> tuple[int, dict[str, np.ndarray], dict[str, Any]]:
 
 
 def restored(arrays: Mapping[str, np.ndarray], like: PyTree, what: str, advice: str) -> PyTree:
-    """Return arrays by name as a tree.
+    """Return a tree of arrays from arrays by name, the inverse of `on_host`.
 
     Args:
-        arrays: What `on_host` gave.
-        like: A tree with the structure, types and shapes that are expected. Where its arrays have
-            length 0, those of the result may have any length.
-        what: What the arrays are of, for an error.
-        advice: What to do about an error.
+        arrays: The arrays by name.
+        like: A tree with the expected structure, types and shapes. An array of length 0 stands for
+            an array of any length.
+        what: The subject of an error message, such as "the checkpoint of round 3".
+        advice: The last sentence of an error message.
 
     Raises:
-        InputError: The arrays are of other names, types or shapes.
+        InputError: The arrays have other names, types or shapes.
     """
     named = jax.tree_util.tree_leaves_with_path(like)
     leaves = {jax.tree_util.keystr(path): leaf for path, leaf in named}
@@ -109,17 +125,17 @@ def restored(arrays: Mapping[str, np.ndarray], like: PyTree, what: str, advice: 
                 f"{what} is of another algorithm, model, federation or memory_gb, or of JAX with "
                 f"another jax_enable_x64: in it {name} is {there}, here {here}. {advice}"
             )
-    whole = [_as_keys(arrays[name], leaf) for name, leaf in leaves.items()]
-    return jax.tree.unflatten(jax.tree.structure(like), whole)
+    values = [_as_keys(arrays[name], leaf) for name, leaf in leaves.items()]
+    return jax.tree.unflatten(jax.tree.structure(like), values)
 
 
 def digest(tree: PyTree) -> str:
     """Return the SHA-256 of the types, shapes and numbers of a tree of arrays."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for array in map(np.asarray, map(_data, jax.tree.leaves(tree))):
-        found.update(f"{array.dtype}{array.shape}".encode())
-        found.update(_as_bytes(array))
-    return found.hexdigest()
+        sha256.update(f"{array.dtype}{array.shape}".encode())
+        sha256.update(_as_bytes(array))
+    return sha256.hexdigest()
 
 
 def _as_bytes(array: np.ndarray) -> memoryview:
@@ -131,7 +147,7 @@ def _type(array: Any, any_length: bool) -> str:
 
 
 def _data(leaf: Any) -> Any:
-    """Return an array or its shape and type; of random keys, those of the numbers behind them."""
+    """Return an array, or for random keys the array of their integers. Also works on shapes."""
     if not _is_key(leaf):
         return leaf
     keys = isinstance(leaf, jax.Array)
@@ -139,7 +155,7 @@ def _data(leaf: Any) -> Any:
 
 
 def _as_keys(array: np.ndarray, like: Any) -> Any:
-    """Return an array; where random keys are expected, those that it holds the numbers of."""
+    """Return an array, or random keys made from its integers if `like` is an array of keys."""
     if not _is_key(like):
         return array
     impl = jax.random.key_impl(jnp.empty((), like.dtype))

@@ -1,16 +1,16 @@
-"""Run directories: everything that is kept of a run, and how it continues after an interruption.
+"""Run directories: the files of a run, and how to resume it.
 
-A run directory holds
+A run directory contains
 
 - `config.toml`: the settings of the run, with a checksum;
 - `metrics.jsonl`: one line for each evaluation;
-- `checkpoints/`: the newest few, each of which says which settings and which lines it belongs to;
-- `summary.json`: once the run has finished.
+- `checkpoints/`: the newest checkpoints, with checksums of the settings and of the lines before;
+- `summary.json`: the summary of a finished run.
 
-Times are only in the checkpoints and the summary, so that a run that was killed and resumed ends
-with exactly the lines of one that was not. A run continues from its newest checkpoint, and the
-lines after that are written again. If a file is damaged, nothing is changed, and an error says what
-to do. One process at a time has the directory.
+A run resumes from its newest checkpoint. The lines after the checkpoint are removed and written
+again. Times are only in the checkpoints and the summary, so `metrics.jsonl` of a run that was
+killed and resumed is the same as that of an uninterrupted run. If a file is damaged, nothing is
+changed, and an error says what to do. A lock lets only one process use the directory.
 """
 
 import hashlib
@@ -38,8 +38,8 @@ from fedda.storage.provenance import compile_seconds, provenance
 
 CONFIG = "config.toml"
 SUMMARY = "summary.json"
-KEPT = 3  # checkpoints: more than one, so that a damaged file costs some rounds and not the run
-COPIES = 2  # on the host while a checkpoint is made: of JAX, if it is on a device, and ours
+KEPT = 3  # the number of checkpoints: if the newest is damaged, the run can resume from another
+COPIES = 2  # of the arrays in host memory during a checkpoint: one by JAX (of a device), one by us
 
 ADVICE = "Nothing was changed. Use what the run was begun with, or choose another directory."
 
@@ -51,17 +51,29 @@ class RunDirectory:
 
     Attributes:
         path: The directory, or None if everything is kept in memory.
-        history: The rows of the run so far. Numbers that JSON lacks are None.
-        notes: Why checkpoints could not be written, if any could not.
-        resumed_at: The round that the run was continued from, if it was.
+        history: The evaluation rows so far. Infinity and NaN are None, because JSON lacks them.
+        notes: The reasons why checkpoints could not be written, if any failed.
+        resumed_at: The round from which the run was resumed, or None for a new run.
 
     Example:
-        with RunDirectory(path, settings) as kept:
-            found = kept.read_back(lambda: state)  # None if the run is new
-            for ...:
-                kept.log({"round": number, "loss": loss})
-                kept.save(number, state, {"anything": "that is JSON"})
-            kept.finish(lambda: {"rounds": number})
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> import numpy as np
+        >>> state = {"w": np.zeros(3)}
+        >>> def train(path, rounds):
+        ...     with RunDirectory(path, {"rate": 0.1}) as run_directory:
+        ...         checkpoint = run_directory.read_back(lambda: state)  # None if the run is new
+        ...         start = 0 if checkpoint is None else checkpoint.round
+        ...         for number in range(start + 1, rounds + 1):
+        ...             run_directory.log({"round": number, "loss": 1 / number})
+        ...             run_directory.save(number, state)
+        ...         return run_directory.history, run_directory.resumed_at
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     path = Path(directory) / "run"
+        ...     train(path, rounds=1)
+        ...     train(path, rounds=2)
+        ([{'round': 1, 'loss': 1.0}], None)
+        ([{'round': 1, 'loss': 1.0}, {'round': 2, 'loss': 0.5}], 1)
     """
 
     def __init__(
@@ -71,27 +83,29 @@ class RunDirectory:
         changeable: Container[str] = (),
         log: str = "metrics.jsonl",
     ) -> None:
-        """Lock a directory for this run; `close` it, or use it as a context manager.
+        """Lock the directory. Call `close` at the end, or use a `with` statement.
 
-        The settings are written with the first row or checkpoint. Until then, nothing is left if
-        the run ends.
+        The settings are written with the first row or checkpoint. A run that ends before leaves
+        no files.
 
         Args:
-            path: The directory: a new or empty one, or that of a run with the same settings.
-            settings: What identifies the run: numbers, texts and lists of them. None is left out.
-            changeable: The names of settings that may differ from those the run was begun with.
-            log: The name of the file that rows are written to.
+            path: A new or empty directory, or that of a run with the same settings. None keeps
+                everything in memory.
+            settings: The settings that identify the run: numbers, strings, and lists of them.
+                Settings with the value None are left out.
+            changeable: The names of settings that may differ when the run is resumed.
+            log: The name of the file with the rows.
 
         Raises:
-            InputError: The directory is in use, is of a run with other settings, was damaged, or
-                holds something else.
+            InputError: The directory is in use, belongs to a run with other settings, is damaged,
+                or contains other files.
         """
         self.path, self.history, self.notes = path, list[Row](), list[str]()
         self.resumed_at: int | None = None
         self._settings = files.toml({k: v for k, v in settings.items() if v is not None})
         self._log_name, self._log_size, self._log_digest = log, 0, hashlib.sha256()
         self._had_finished = False
-        self._made: dict[str, Any] | None = None  # how, if only earlier processes did anything
+        self._made: dict[str, Any] | None = None  # provenance, if this process computed nothing
         self._since = time.perf_counter(), compile_seconds()
         self._saving: tuple[int, Future[None]] | None = None
         self._open = ExitStack()
@@ -117,7 +131,7 @@ class RunDirectory:
         self.close()
 
     def close(self) -> None:
-        """Wait until the last checkpoint is written, and let other processes have the directory."""
+        """Wait until the last checkpoint is written, and unlock the directory."""
         self._open.close()
 
     def read_back(
@@ -125,73 +139,73 @@ class RunDirectory:
         like: Callable[[], PyTree],
         share: Callable[[Callable[[], bytes]], bytes] = lambda function: function(),
     ) -> Checkpoint | None:
-        """Return the newest checkpoint, and continue the history from there.
+        """Return the newest checkpoint, or None, and restore the history up to it.
 
         Args:
-            like: Gives a tree with the structure, types and shapes of what is saved. Where its
-                arrays have length 0, those of the checkpoint may have any length.
-            share: Calls a function in the process that has the directory, and returns what it gives
-                in all of them; for several processes that train one run.
+            like: Returns a tree with the structure, types and shapes of the saved arrays. An array
+                of length 0 stands for an array of any length.
+            share: If several processes train one run, calls a function in the process that holds
+                the directory and returns its result in all processes.
 
         Raises:
-            InputError: A file is damaged, or belongs to another run.
+            InputError: A file is damaged or belongs to another run.
         """
         content = share(lambda: checkpoint.read(path[-1]) if (path := self._checkpoints()) else b"")
-        found = None
+        newest = None
         if content:
             number, arrays, notes = checkpoint.decode(content)
             what = f"the checkpoint of round {number} in {self.path or 'the run directory'}"
-            found = Checkpoint(number, checkpoint.restored(arrays, like(), what, ADVICE), notes)
-        log = share(lambda: b"" if found is None else self._log_of(found))
-        if found is not None:
+            newest = Checkpoint(number, checkpoint.restored(arrays, like(), what, ADVICE), notes)
+        log = share(lambda: b"" if newest is None else self._log_of(newest))
+        if newest is not None:
             self.history = [json.loads(line) for line in log.splitlines()]
-            self.resumed_at, self._made = found.round, found.notes["made"]
-            self._had_finished = found.progress.get("finished", False)
-            seconds = found.notes["made"]["seconds"]
+            self.resumed_at, self._made = newest.round, newest.notes["made"]
+            self._had_finished = newest.progress.get("finished", False)
+            seconds = newest.notes["made"]["seconds"]
             total, compiling = self._since
             self._since = total - seconds["total"], compiling - seconds["compile"]
         if self.path is not None:
             self._cut(self.path / self._log_name, log)
-        return found
+        return newest
 
     def _checkpoints(self) -> list[Path]:
-        """Return the checkpoints, the oldest first."""
+        """Return the paths of the checkpoints, oldest first."""
         folder = (self.path or Path()) / "checkpoints"
         paths = folder.iterdir() if self.path is not None and folder.exists() else ()
-        whole = [path for path in paths if re.fullmatch(r"round-\d+", path.name)]
-        return sorted(whole, key=lambda path: int(path.name.removeprefix("round-")))
+        complete = [path for path in paths if re.fullmatch(r"round-\d+", path.name)]
+        return sorted(complete, key=lambda path: int(path.name.removeprefix("round-")))
 
-    def _log_of(self, found: Checkpoint) -> bytes:
+    def _log_of(self, saved: Checkpoint) -> bytes:
         """Return the lines before a checkpoint, after a check that all files belong together."""
         assert self.path is not None
         path, newest = self.path / self._log_name, self._checkpoints()[-1]
-        if found.notes["settings"] != _sha256(self._settings.encode()):
+        if saved.notes["settings"] != _sha256(self._settings.encode()):
             raise InputError(
                 f"{newest} belongs to a run with another {CONFIG} than that of {self.path}. "
                 "Nothing was changed. Restore the files, or choose another directory."
             )
-        if found.notes["float"] != (here := str(jnp.result_type(float))):
+        if saved.notes["float"] != (here := str(jnp.result_type(float))):
             raise InputError(
-                f"{self.path} is a run with {found.notes['float']} as JAX's default type, here it "
+                f"{self.path} is a run with {saved.notes['float']} as JAX's default type, here it "
                 f"is {here}. Nothing was changed. Set JAX_ENABLE_X64 as it was."
             )
-        log = path.read_bytes()[: found.notes["log_size"]] if path.exists() else b""
-        if found.notes["log"] != _sha256(log):
+        log = path.read_bytes()[: saved.notes["log_size"]] if path.exists() else b""
+        if saved.notes["log"] != _sha256(log):
             raise InputError(
                 f"{path} is damaged: {newest} was written after other lines. Nothing was changed. "
-                f"Restore {path.name}, or delete {newest} to continue from the checkpoint before "
-                "it, if there is one, or else from the beginning."
+                f"Restore {path.name}, or delete {newest} to continue from the previous "
+                "checkpoint, or from the beginning if there is none."
             )
         return log
 
     def _cut(self, path: Path, log: bytes) -> None:
-        """Cut off the lines that will be written again."""
+        """Remove the lines after the checkpoint, which the resumed run writes again."""
         if path.exists() and path.stat().st_size > len(log):
             os.truncate(path, len(log))
         self._log_size, self._log_digest = len(log), hashlib.sha256(log)
 
     def log(self, row: Mapping[str, Any]) -> None:
-        """Add a row to the history and to the file that is read back."""
+        """Append an evaluation row to the history and to the log file."""
         if self.path is None:
             self.history.append(dict(row))
             return
@@ -207,15 +221,15 @@ class RunDirectory:
             files.write_whole(self.path / CONFIG, files.sealed(self._settings))
 
     def save(self, number: int, run: PyTree, progress: Mapping[str, Any] = {}) -> None:
-        """Copy a run, and write a checkpoint of it in the background; `wait` waits for it.
+        """Copy the arrays of a run and write a checkpoint in the background.
 
-        A full disk or too little memory leaves a note in `notes`, and does not end the run.
+        If the disk or the memory is full, the reason is added to `notes` and the run goes on.
 
         Args:
-            number: The rounds that were done.
-            run: A tree of arrays: all that the next round needs. Do not change NumPy arrays before
-                the checkpoint is written.
-            progress: What else a resumed run must know; JSON.
+            number: The number of finished rounds.
+            run: A tree of all arrays that the next round needs. NumPy arrays are not copied: do
+                not change them before `wait` returns.
+            progress: More values that a resumed run needs, as JSON.
         """
         if self.path is None:
             return
@@ -229,10 +243,10 @@ class RunDirectory:
             "made": self._how_made(),
             "progress": progress,
         }
-        # Client memory on the host is asked whole: its leaves would be a copy already.
+        # `nbytes` of client memory on the host: taking its leaves would copy it.
         parts = jax.tree.leaves(run, is_leaf=lambda part: hasattr(part, "nbytes"))
         with interrupts.critical():
-            self.wait()  # then the copies of the checkpoint before are gone
+            self.wait()  # the copies for the previous checkpoint are freed
             needed, free = COPIES * sum(part.nbytes for part in parts), free_memory.of_host()
             if needed > free:
                 lack = f"it takes {needed / 1e9:.3g} GB of memory, and {free / 1e9:.3g} GB are free"
@@ -274,17 +288,19 @@ class RunDirectory:
         return {"seconds": {"total": total, "compile": compiling}, **provenance()}
 
     def finish(self, make: Callable[[], Mapping[str, Any]], spec: Any = Any) -> dict[str, Any]:
-        """Write the summary, unless the run had finished before and has one.
+        """Write and return the summary of a finished run.
+
+        If the run had already finished, its existing summary is returned instead.
 
         Args:
-            make: Gives the content; seconds, versions, commit and device are added to it.
-            spec: What is expected of a summary that is there; see `fedda.storage.schema`.
+            make: Returns the content. The seconds, versions, commit and device are added.
+            spec: The specification of an existing summary; see `fedda.storage.schema`.
 
         Returns:
             The summary.
 
         Raises:
-            InputError: The summary that is there is damaged.
+            InputError: The existing summary is damaged.
         """
         path = None if self.path is None else self.path / SUMMARY
         if path is not None and self._had_finished and path.exists():
@@ -292,7 +308,7 @@ class RunDirectory:
                 return dict(files.read_json(path, spec))
             except ValueError as error:
                 raise InputError(
-                    f"{path} is damaged: {error}. Delete it, and resume the run once more: it is "
+                    f"{path} is damaged: {error}. Delete it, and resume the run: the file is then "
                     "written again."
                 ) from error
         summary = {**make(), **(self._made or self._how_made())}
@@ -305,7 +321,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     """Return the settings of the run in a directory.
 
     Raises:
-        InputError: There is none, or its settings were changed.
+        InputError: The directory has no `config.toml`, or the file was edited.
     """
     if not (path / CONFIG).exists():
         raise InputError(f"{path} is not a run directory: it has no {CONFIG}.")
@@ -318,7 +334,7 @@ def check_same(
     given: Mapping[str, Any],
     changeable: Container[str] = (),
 ) -> None:
-    """Refuse to continue a run with other settings, and name the first that differs."""
+    """Raise an `InputError` that names the first setting that differs from the run's."""
     for name in {**given, **written}:
         if name not in changeable and written.get(name) != given.get(name):
             raise InputError(

@@ -1,7 +1,7 @@
-"""Files and directories that stay whole if the process is killed or the machine loses power.
+"""Write files safely: a crash of the process or the machine leaves no incomplete file.
 
-A file is replaced in one step. Files and the directories that name them are flushed to the disk.
-`locked` lets one process at a time write to a directory.
+A file is replaced atomically, and both the file and its directory are flushed to the disk. `locked`
+lets only one process write to a directory.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from fedda.storage.schema import NUMBER_OR_NULL, mismatch
 
 LOCK = ".lock"
 
-# A line of `metrics.jsonl` in a run directory.
+# The specification of a line of `metrics.jsonl` in a run directory.
 EVALUATION = {
     "round": int,
     "bytes_down": int,
@@ -38,7 +38,7 @@ EVALUATION = {
 
 
 def sync(path: Path) -> None:
-    """Flush a file to the disk; of a directory, its entries: made, renamed and deleted files."""
+    """Flush a file to the disk, or the entries of a directory (new, renamed and deleted files)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -47,11 +47,11 @@ def sync(path: Path) -> None:
 
 
 def make_directory(path: Path) -> bool:
-    """Make a directory and its parents. Returns whether it is new."""
+    """Make a directory and its parents. Return whether the directory is new."""
     if path.is_dir():
         return False
     make_directory(path.absolute().parent)
-    with suppress(FileExistsError):  # another process made it; or it is a file, which is refused
+    with suppress(FileExistsError):  # another process made it, or it is a file (refused later)
         path.mkdir()
         sync(path.absolute().parent)
         return True
@@ -59,10 +59,10 @@ def make_directory(path: Path) -> bool:
 
 
 def check_empty(path: Path, advice: str) -> None:
-    """Refuse a directory that holds anything.
+    """Raise an `InputError` if a path is a file or a directory that is not empty.
 
-    Hidden files do not count: a process that is killed in its first moment leaves a lock, and a
-    part of a file.
+    Hidden files are ignored: a process that is killed at its start leaves a lock file and perhaps
+    a temporary file.
     """
     if path.exists() and not path.is_dir():
         raise InputError(f"{path} is a file. {advice}")
@@ -72,13 +72,13 @@ def check_empty(path: Path, advice: str) -> None:
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Keep other processes out of a directory until the end of the block.
+    """Lock a directory against other processes for the duration of a `with` block.
 
-    A directory that is missing is made, and deleted again if nothing was written to it. The system
-    gives up the lock of a process that is killed.
+    A missing directory is created, and deleted again if nothing was written to it. If the process
+    is killed, the operating system releases the lock.
 
     Raises:
-        InputError: Another process, or another part of this one, holds the lock.
+        InputError: Another process, or another part of this process, holds the lock.
     """
     is_new, path = make_directory(directory), directory / LOCK
     lock = filelock.FileLock(path, timeout=0, thread_local=False)
@@ -86,18 +86,18 @@ def locked(directory: Path) -> Iterator[None]:
         lock.acquire()
     except filelock.Timeout:
         holder = ""
-        with suppress(OSError):  # it may have been given up this moment
+        with suppress(OSError):  # the lock may just have been released
             holder = path.read_text(encoding="utf-8")
         holder = holder or "another process"
         raise InputError(
-            f"{directory} is in use by {holder}. Wait until that has finished, or stop it; then "
-            "run the same command again. Or choose another directory."
+            f"{directory} is in use by {holder}. Wait until it has finished, or stop it; then run "
+            "the same command again. Or choose another directory."
         ) from None
     try:
         path.write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
         yield
     finally:
-        with suppress(OSError):  # as when the directory was deleted meanwhile
+        with suppress(OSError):  # the directory may have been deleted meanwhile
             os.truncate(path, 0)
             if [entry.name for entry in directory.iterdir()] == [LOCK]:
                 path.unlink()
@@ -111,7 +111,7 @@ def locked(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def naming(path: str | Path) -> Iterator[None]:
-    """Name the file in an error that names none, as the system's does when a disk is full."""
+    """Add the path to an `OSError` without one, such as the error of a full disk."""
     try:
         yield
     except OSError as error:
@@ -122,11 +122,12 @@ def naming(path: str | Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path, temporary: Path | None = None) -> Iterator[BinaryIO]:
-    """Write a file so that a reader finds the old content or the new one, never a part.
+    """Replace a file atomically: a reader sees the old content or the new, never a part.
 
     Args:
         path: The file.
-        temporary: Where to write before the file is whole; else a name of this process alone.
+        temporary: The file to write to before the rename. By default its name contains the
+            process id.
     """
     temporary = temporary or path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -136,51 +137,51 @@ def replacing(path: Path, temporary: Path | None = None) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         os.replace(temporary, path)
         sync(path.absolute().parent)
-    except OSError as error:  # nobody knows the temporary file, so the folder is named
+    except OSError as error:  # names the folder: the user does not know the temporary file
         raise OSError(error.errno, error.strerror, str(path.absolute().parent)) from error
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def append(path: Path, line: bytes) -> None:
-    """Add a line to a file."""
+    """Append a line to a file."""
     with naming(path), open(path, "ab") as file:
         file.write(line)
 
 
 @interrupts.critical()
 def write_whole(path: Path, text: str) -> None:
-    """Replace a text file in one step."""
+    """Replace a text file atomically."""
     with replacing(path) as file:
         file.write(text.encode())
 
 
 def sealed(text: str) -> str:
-    """Return a TOML text with its checksum in the first line, which `read_sealed` verifies."""
+    """Return TOML text with a first line that holds its checksum. `read_sealed` verifies it."""
     return f"# Do not edit. sha256: {hashlib.sha256(text.encode()).hexdigest()}\n{text}"
 
 
 def read_sealed(path: Path) -> str:
-    """Return the text of a file that was written as `sealed` text.
+    """Return the text of a file that contains `sealed` text.
 
     Raises:
-        InputError: The file was changed since.
+        InputError: The checksum does not match.
     """
     content = path.read_bytes()
     text = content.partition(b"\n")[2].decode(errors="replace")
     if sealed(text).encode() != content:
         raise InputError(
-            f"{path} was changed or damaged after it was written, or is of another version of "
+            f"{path} was changed or damaged after it was written, or belongs to another version of "
             "fedda: its checksum does not match. Restore it, or choose another directory."
         )
     return text
 
 
 def toml(values: Mapping[str, Any]) -> str:
-    """Return numbers, texts and lists as TOML, which writes them as JSON does.
+    """Return numbers, strings and lists as TOML. Their notation is the same as in JSON.
 
     Raises:
-        InputError: The text would not read back as the same values.
+        InputError: Reading the text back would give other values.
     """
     text = "".join(
         f"{name if re.fullmatch('[A-Za-z0-9_-]+', name) else json.dumps(name)} = "
@@ -193,17 +194,21 @@ def toml(values: Mapping[str, Any]) -> str:
         same = False
     if not same:
         raise InputError(
-            "this configuration cannot be kept: config.toml would not read back as it is. Give "
+            "these settings cannot be kept: reading config.toml back would give other values. Use "
             "finite numbers, and text without control characters."
         )
     return text
 
 
 def read_json(path: Path, spec: Any) -> Any:
-    """Return the content of a JSON file that matches a specification; see `fedda.storage.schema`.
+    """Return the content of a JSON file, after a check against a specification.
+
+    Args:
+        path: The file.
+        spec: The specification; see `fedda.storage.schema`.
 
     Raises:
-        ValueError: The file is not JSON, or its content does not match. Says why.
+        ValueError: The file is not JSON, or its content does not match. The message says why.
     """
     content = _parsed(path.read_text(encoding="utf-8"))
     if why := mismatch(content, spec):
@@ -216,28 +221,34 @@ def _parsed(text: str | bytes) -> Any:
         content = json.loads(text)
     except RecursionError:
         raise ValueError("its lists are nested too deeply") from None
-    # Half of a pair of code units cannot be printed, nor written to another file.
+    # Raises a ValueError for an unpaired surrogate, which could be neither printed nor written.
     json.dumps(content, ensure_ascii=False).encode()
     return content
 
 
 class Rows(NamedTuple):
-    """The lines of a file up to the first that is not a whole JSON object of the wanted types."""
+    """The valid lines at the start of a file of JSON objects, and the rest of the file."""
 
     rows: list[dict[str, Any]]
-    size: int  # their bytes
-    rest: bytes  # what follows them
+    size: int  # the bytes of the valid lines
+    rest: bytes  # the bytes from the first incomplete or invalid line
 
     @property
     def is_damaged(self) -> bool:
-        """Whether more than one line follows: a process that is killed leaves part of one."""
+        """Whether the rest has several lines. A killed process leaves only part of one line."""
         return self.rest.count(b"\n") > self.rest.endswith(b"\n")
 
 
 def read_rows(path: Path, spec: Any) -> Rows:
-    """Return the JSON objects of a file, one a line, each of which matches a specification.
+    """Return the JSON objects of a file with one object in each line.
 
-    A process that is killed while it writes leaves a `rest`.
+    Args:
+        path: The file. A missing file has no rows.
+        spec: The specification of an object; see `fedda.storage.schema`.
+
+    Returns:
+        The objects up to the first line that is incomplete or does not match, and the rest of the
+        file. A process that is killed while it writes leaves such a rest.
     """
     content = path.read_bytes() if path.exists() else b""
     rows: list[dict[str, Any]] = []
@@ -255,7 +266,7 @@ def read_rows(path: Path, spec: Any) -> Rows:
 
 
 def json_numbers(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row as JSON has it, which knows no infinity and no NaN: they become null."""
+    """Return a row for JSON: infinity and NaN, which JSON lacks, become None."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in row.items()

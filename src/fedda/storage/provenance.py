@@ -1,4 +1,4 @@
-"""What a result was made with: versions, the commit, the devices, and the time of compilation."""
+"""Provenance of a result: package versions, commit, device and compilation time."""
 
 import importlib.metadata
 import math
@@ -16,21 +16,21 @@ PACKAGES = ("fedda", "jax", "jaxlib", "flax", "numpy")
 
 
 def provenance() -> dict[str, Any]:
-    """Return what every summary says about how its numbers were made."""
+    """Return the device, the package versions and the commit, for the summary of a run."""
     return {"device": device(), "versions": versions(), "commit": commit()}
 
 
 @lru_cache
 def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    return found | {name: importlib.metadata.version(name) for name in PACKAGES}
+    python = {"python": platform.python_version()}
+    return python | {name: importlib.metadata.version(name) for name in PACKAGES}
 
 
 @lru_cache
 def commit() -> str:
-    """Return the commit of the source tree this package runs from, if it runs from one.
+    """Return the git commit of the source tree, or "unknown" for an installed package.
 
-    It ends in `-dirty` if what decides numbers differs from the commit.
+    The name ends in `-dirty` if `src` or `pyproject.toml` differ from the commit.
     """
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
@@ -47,24 +47,24 @@ def commit() -> str:
 
 
 def device() -> str:
-    found = jax.devices()
-    kind = f"{len(found)} x {found[0].device_kind}"
-    if found[0].platform != "cpu":
+    devices = jax.devices()
+    kind = f"{len(devices)} x {devices[0].device_kind}"
+    if devices[0].platform != "cpu":
         return kind
     return f"{kind} ({os.cpu_count()} cores, {platform.machine()})"
 
 
-_compiling: list[tuple[float, float]] = []  # from when to when, in the order in which they ended
+_compiling: list[tuple[float, float]] = []  # (start, end) of compilations, ordered by their end
 
 
 @lru_cache
 def _listen_to_compiler() -> None:
     def listener(event: str, duration_secs: float, **kwargs: str | int) -> None:
-        if not event.startswith("/jax/core/compile/"):  # tracing, lowering, and what XLA does
+        if not event.startswith("/jax/core/compile/"):  # tracing, lowering, compilation by XLA
             return
         end = time.perf_counter()
         start = end - duration_secs
-        while _compiling and _compiling[-1][0] >= start:  # it was a part of this
+        while _compiling and _compiling[-1][0] >= start:  # a nested event: part of this one
             _compiling.pop()
         _compiling.append((start, end))
 
@@ -72,6 +72,6 @@ def _listen_to_compiler() -> None:
 
 
 def compile_seconds() -> float:
-    """Return for how long JAX has traced and XLA has compiled since the first call of this."""
+    """Return the seconds of tracing and compilation since the first call of this function."""
     _listen_to_compiler()
     return math.fsum(end - start for start, end in _compiling)

@@ -2,14 +2,14 @@
 
 A specification is one of:
 
-- `str`, `bool`, `int` or `float`: a value of that type. A whole number within the range of floats
-  is a `float` too. Truth values are not numbers.
+- `str`, `bool`, `int` or `float`: a value of that type. An integer within the range of floats
+  also matches `float`. A boolean is not a number.
 - `None`: null.
 - a tuple of specifications: any one of them.
-- a list of one specification: a list of such values.
-- a dictionary from keys to specifications: a table that has these keys. A key that ends in `?` may
-  miss. The specification under the key `...`, if there is one, is for all further values.
-- `Any`: whatever it is.
+- a list with one specification: a list of such values.
+- a dictionary from keys to specifications: a table with these keys. A key that ends in `?` is
+  optional. The specification under the key `...`, if present, applies to all other values.
+- `Any`: any value.
 """
 
 from typing import Any
@@ -18,14 +18,20 @@ from fedda.errors import is_finite, shown
 
 NUMBER_OR_NULL = (float, None)
 
-_WORDS = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}
+_NAMES = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}
 
 
 def mismatch(value: Any, spec: Any, name: str = "the file") -> str | None:
-    """Return in words the first difference between a value and a specification, or None."""
+    """Return a description of the first difference between a value and a specification, or None.
+
+    Args:
+        value: The value.
+        spec: The specification.
+        name: The name of the value in the description.
+    """
     parts: list[tuple[Any, Any, str]] = []
     if isinstance(spec, tuple):
-        matches = any(mismatch(value, each) is None for each in spec)
+        matches = any(mismatch(value, option) is None for option in spec)
     elif isinstance(spec, dict):
         matches = isinstance(value, dict)
         if matches:
@@ -43,8 +49,8 @@ def mismatch(value: Any, spec: Any, name: str = "the file") -> str | None:
     else:
         matches = _is(value, spec)
     if not matches:
-        return f"{name} is {shown(value)}, expected {_words(spec)}"
-    return next((found for part in parts if (found := mismatch(*part))), None)
+        return f"{name} is {shown(value)}, expected {_name(spec)}"
+    return next((difference for part in parts if (difference := mismatch(*part))), None)
 
 
 def _is(value: Any, kind: Any) -> bool:
@@ -57,9 +63,9 @@ def _is(value: Any, kind: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and is_finite(value)
 
 
-def _words(spec: Any) -> str:
+def _name(spec: Any) -> str:
     if isinstance(spec, tuple):
-        return " or ".join(map(_words, spec))
+        return " or ".join(map(_name, spec))
     if isinstance(spec, dict | list):
         return "a table" if isinstance(spec, dict) else "a list"
-    return "null" if spec is None else _WORDS[spec]
+    return "null" if spec is None else _NAMES[spec]

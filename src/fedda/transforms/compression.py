@@ -1,22 +1,22 @@
-"""Compressed uploads, for any algorithm: few of their numbers, or all of them in few bits.
+"""Compressed uploads, for any algorithm.
 
     top_k      the entries of largest magnitude, with their positions
-    random_k   entries at random positions, which the server draws again from a seed
+    random_k   entries at random positions; the server recomputes the positions from a seed
     quantised  all entries, each rounded at random to one of 2^bits - 1 levels, without bias
 
-The first two come with error feedback: what a packet C(x) leaves out, its client keeps as e, and
-adds to its next upload u, so that nothing is lost, only late:
+`top_k` and `random_k` use error feedback. The client keeps the error e, the part of x that the
+packet C(x) leaves out, and adds it to its next upload u. So nothing is lost, only delayed:
 
     x = u + e;   send C(x);   e <- x - C(x)
 
-For that, C must leave less than there was. Both do: of |x|² and with k of d numbers sent, top_k
-leaves at most the share 1 - k/d, and random_k about that on average. So random_k does not divide by
-k/d: unbiased it would be then, but leave more than there was. `quantised` is unbiased, and its
-clients keep nothing.
+Error feedback requires that the error |x - C(x)|² is smaller than |x|². If k of d numbers are
+sent, it is at most (1 - k/d) |x|² with top_k, and about that on average with random_k. For this
+reason random_k does not divide its entries by k/d: it would be unbiased, but the error could be
+larger than |x|². `quantised` is unbiased, and its clients keep no error.
 
-What comes late is old by then: the smaller the share, the lower the learning rates that work, with
-random_k more so than with top_k. Each array is coded by itself, and one of fewer than 256 numbers
-travels as it is.
+Delayed entries belong to an old model. The smaller the share of entries, the lower the learning
+rates that work, for random_k more than for top_k. Each array is compressed separately. Arrays of
+fewer than 256 numbers are sent uncompressed.
 """
 
 from collections.abc import Callable
@@ -41,19 +41,21 @@ from fedda.data.federation import Shard, from_clients
 from fedda.errors import InputError
 from fedda.models import Model
 
-SMALL = 256  # numbers: an array of fewer travels as it is
-BLOCK = 256  # numbers that have a scale in common
+SMALL = 256  # arrays of fewer numbers are sent uncompressed
+BLOCK = 256  # the number of entries that share a scale
 CODING = 0xC0DE  # folded into a client's key; tasks fold in small numbers
-STATIC = {"static": True}  # a field that is not an array: a part of the structure of a packet
+STATIC = {"static": True}  # marks a field that is not an array, but part of a packet's structure
 
 
 class Codec(NamedTuple):
-    """A way to compress uploads: pure functions. The shapes of a packet depend on shapes alone.
+    """A way to compress uploads, as a record of pure functions.
+
+    The shapes of a packet may depend only on the shapes of the upload.
 
     Attributes:
-        init: `(like) -> memory`, what a client keeps for uploads of these shapes, or nothing.
-        encode: `(key, memory, upload) -> (packet, memory)`; the packet's arrays are sent.
-        decode: `(packet) -> upload`.
+        init: `(like) -> memory`, a client's memory for uploads with the shapes of `like`.
+        encode: `(key, memory, upload) -> (packet, memory)`. The packet's arrays are sent.
+        decode: `(packet) -> upload`, on the server.
     """
 
     init: Callable[[PyTree], PyTree]
@@ -65,28 +67,48 @@ class Codec(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What a client keeps between rounds."""
+    """A client's memory between rounds."""
 
-    own: PyTree  # for the algorithm
-    codec: tuple[PyTree, ...]  # for the codec, one for each phase
+    own: PyTree  # the memory of the algorithm
+    codec: tuple[PyTree, ...]  # the memory of the codec, for each phase
 
 
 @lru_cache
 def compressed(algorithm: Algorithm, codec: Codec) -> Algorithm:
-    """Return the algorithm with compressed uploads. Equal requests return the same record.
+    """Return the algorithm with compressed uploads.
+
+    Equal arguments return the same record, so JAX compiles it once.
 
     Args:
-        algorithm: The algorithm, whose uploads must travel as they are.
-        codec: `top_k(share)`, `random_k(share)`, `quantised(bits)`, or a `Codec` of your own.
+        algorithm: The algorithm. Its uploads must not be compressed or bounded already.
+        codec: `top_k(share)`, `random_k(share)`, `quantised(bits)`, or another `Codec`.
+
+    Returns:
+        An algorithm for `fedda.run` or Flower, with the same hyper-parameters.
 
     Raises:
-        InputError: The uploads are compressed, bounded or centrally private already.
+        InputError: The uploads are already compressed, bounded or centrally private.
+
+    Example:
+        >>> import numpy as np
+        >>> import fedda
+        >>> from fedda import algorithms
+        >>> from fedda.transforms.compression import compressed, top_k
+        >>> clients = [(np.ones((n, 1000)), np.full((n, 1), 3.0)) for n in (1, 5)]
+        >>> def bytes_up(algorithm):
+        ...     model = fedda.models.linear(features=1000, classes=1)
+        ...     loss = fedda.losses.squared_error
+        ...     result = fedda.run(algorithm, model, clients, loss, rounds=1, cohort=2)
+        ...     return result.history[-1]["bytes_up"]
+        >>> plain = algorithms.get("fedavg")
+        >>> bytes_up(plain), bytes_up(compressed(plain, top_k(0.1)))
+        (8016, 1616)
     """
     if any(phase.decode or phase.sum_only for phase in algorithm.phases):
         raise InputError(
-            "compressed takes uploads that travel as they are, got some that are compressed, "
-            "bounded or private in their sum alone. Compress first and bound then; and with "
-            "compression, let each client add all of its noise: private(..., where='local')."
+            "compressed takes an algorithm with plain uploads, got one whose uploads are "
+            "compressed, bounded or centrally private. Use compressed first and bounded second. "
+            "Combine compression only with local noise: private(..., where='local')."
         )
 
     def memory(hp: Any, params: PyTree) -> Memory:
@@ -97,11 +119,11 @@ def compressed(algorithm: Algorithm, codec: Codec) -> Algorithm:
         def work(
             hp: Any, task: Task, message: PyTree, memory: Memory, shard: Shard, key: Array
         ) -> tuple[PyTree, Memory, Seen]:
-            upload, own, seen = phase.work(hp, task, message, memory.own, shard, key)
-            kept = list(memory.codec)
+            upload, plain, seen = phase.work(hp, task, message, memory.own, shard, key)
+            errors = list(memory.codec)
             coding_key = random.fold_in(key, CODING)
-            packet, kept[number] = codec.encode(coding_key, kept[number], means(upload))
-            return packet, Memory(own, tuple(kept)), seen
+            packet, errors[number] = codec.encode(coding_key, errors[number], means(upload))
+            return packet, Memory(plain, tuple(errors)), seen
 
         return phase._replace(work=work, decode=lambda packet: sums(codec.decode(packet)))
 
@@ -110,11 +132,11 @@ def compressed(algorithm: Algorithm, codec: Codec) -> Algorithm:
 
 
 def means(upload: PyTree) -> PyTree:
-    """Return an upload whose weighted sums are divided by their weights.
+    """Return an upload with its weighted sums divided by their weights.
 
-    What is left out in one round is sent in another, in which the client may have another weight:
-    as a part of a mean it is worth the same in both. And rounding then errs by the size of what a
-    client has learnt, not of its data.
+    An entry that is left out in one round is sent in a later one, when the client may have another
+    weight. As part of a mean, it has the same meaning in both rounds. Also, rounding errors then
+    depend on the size of the update, not on the client's number of examples.
     """
 
     def mean(part: Weighted) -> Weighted:
@@ -125,7 +147,7 @@ def means(upload: PyTree) -> PyTree:
 
 
 def sums(upload: PyTree) -> PyTree:
-    """Undo `means`: multiply by the weights again."""
+    """Return an upload with its means multiplied by their weights, the inverse of `means`."""
     return on_weighted(lambda part: part._replace(sum=tree.scale(part.weight, part.sum)), upload)
 
 
@@ -137,19 +159,19 @@ def on_weighted(change: Callable[[Weighted], Weighted], upload: PyTree) -> PyTre
 
 
 def _uploads(algorithm: Algorithm, hp: Hyper, params: PyTree) -> list[PyTree]:
-    """Return the shapes of a client's uploads, phase by phase, given its parameters alone.
+    """Return the shapes of a client's uploads in each phase, from the model's parameters alone.
 
-    They are the same whatever the task, so one with an example of a single number will do.
+    The shapes do not depend on the task, so a task with one example of one number is used.
     """
     model = Model(lambda key: params, lambda params, x: jnp.zeros(x.shape))
     task = Task(model, lambda outputs, y: outputs, Plan(batch=1))
     shards = from_clients([(np.zeros(1), np.zeros(1))])
     try:
         return [upload for _, upload in exchanges(algorithm, task, hp, params, shards)]
-    except Exception as error:  # whatever the work of a user's own algorithm raises
+    except Exception as error:  # a user's algorithm may raise anything
         raise InputError(
-            "the shapes of this algorithm's uploads depend on more than its parameters, so it is "
-            f"unknown what a codec's clients have to keep: {error}"
+            "compressed needs an algorithm whose uploads have shapes that depend only on the "
+            f"model's parameters. Evaluating the shapes with another task failed: {error}"
         ) from error
 
 
@@ -159,7 +181,7 @@ def _uploads(algorithm: Algorithm, hp: Hyper, params: PyTree) -> list[PyTree]:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Chosen:
-    """Some entries of an array, with their positions; the others are 0."""
+    """Some entries of an array, with their positions. The other entries are 0."""
 
     places: Array  # int32
     values: Array
@@ -172,7 +194,7 @@ class Chosen:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Drawn:
-    """Some entries of an array at positions that follow from a seed; the others are 0."""
+    """Some entries of an array, at positions computed from a seed. The other entries are 0."""
 
     seed: Array  # uint32
     values: Array
@@ -186,9 +208,9 @@ class Drawn:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Rounded:
-    """The entries of an array as whole numbers, in units of a scale for each block."""
+    """The entries of an array as integer codes, with a scale for each block of entries."""
 
-    codes: Array  # int8; or uint8, each of which holds two numbers of 4 bits
+    codes: Array  # int8, or with 4 bits uint8, where a byte holds two codes
     scales: Array  # the largest magnitude of each block
     bits: int = field(metadata=STATIC)
     shape: tuple[int, ...] = field(metadata=STATIC)
@@ -206,7 +228,14 @@ Part = Chosen | Drawn | Rounded
 
 @lru_cache
 def top_k(share: float) -> Codec:
-    """Return the codec that sends the largest entries of an array, this share of all of them."""
+    """Return a codec that sends the entries of largest magnitude, with error feedback.
+
+    Args:
+        share: The share of entries to send, in (0, 1].
+
+    Raises:
+        InputError: The share is not in (0, 1].
+    """
     _check_share(share)
 
     def encode(key: Array, x: Array) -> Chosen:
@@ -219,22 +248,46 @@ def top_k(share: float) -> Codec:
 
 @lru_cache
 def random_k(share: float) -> Codec:
-    """Return the codec that sends random entries of an array, this share of all of them."""
+    """Return a codec that sends entries at random positions, with error feedback.
+
+    Args:
+        share: The share of entries to send, in (0, 1].
+
+    Raises:
+        InputError: The share is not in (0, 1].
+    """
     _check_share(share)
 
     def encode(key: Array, x: Array) -> Drawn:
         seed = random.bits(key, (), "uint32")
         values = x.ravel()[drawn_places(seed, _number(share, x), x.size)]
-        # Left out, a number that is not finite would stay with the client unnoticed.
-        sound = jnp.isfinite(x).all()
-        return Drawn(seed, jnp.where(sound, values, jnp.nan), x.shape)
+        # A non-finite number that is not sent would stay in the client's memory unnoticed.
+        finite = jnp.isfinite(x).all()
+        return Drawn(seed, jnp.where(finite, values, jnp.nan), x.shape)
 
     return _by_array(encode, feedback=True)
 
 
 @lru_cache
 def quantised(bits: int = 8) -> Codec:
-    """Return the codec that sends numbers in 8 or 4 bits and a scale for every 256, unbiased."""
+    """Return a codec that rounds every entry to 8 or 4 bits at random, without bias.
+
+    Every block of 256 entries has a scale, the largest magnitude of the block.
+
+    Args:
+        bits: 8 or 4.
+
+    Raises:
+        InputError: Another number of bits.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from fedda.transforms.compression import quantised
+        >>> codec, upload = quantised(bits=8), jnp.linspace(-1.0, 1.0, 256)
+        >>> packet, _ = codec.encode(jax.random.key(0), codec.init(upload), upload)
+        >>> bool(jnp.abs(codec.decode(packet) - upload).max() <= 1 / 127)
+        True
+    """
     if bits not in (4, 8):
         raise InputError(f"bits must be 8 or 4, got {bits!r}.")
 
@@ -252,7 +305,7 @@ def quantised(bits: int = 8) -> Codec:
 
 
 def _by_array(encode: Callable[[Array, Array], Part], feedback: bool) -> Codec:
-    """Return the codec that compresses an upload array by array."""
+    """Return a codec for uploads from an encoder for one array."""
 
     def is_coded(leaf: Any) -> bool:
         return leaf.size >= SMALL and jnp.issubdtype(leaf.dtype, jnp.floating)
@@ -291,20 +344,21 @@ def _by_array(encode: Callable[[Array, Array], Part], feedback: bool) -> Codec:
 
 
 def drawn_places(seed: Array, number: int, size: int) -> Array:
-    """Return `number` positions in an array of this size: one in each of as many stretches.
+    """Return `number` pseudo-random positions in an array of this size.
 
-    A hash says which, in plain arithmetic that both ends do alike, whatever their versions of JAX:
-    a server that drew other positions would notice nothing.
+    The array is divided into `number` intervals, and a hash of the seed chooses one position in
+    each. The hash is plain integer arithmetic, which is the same in every version of JAX. A server
+    that computed other positions would not notice.
     """
-    stretch = jnp.arange(number, dtype="uint32")
-    width, longer = divmod(size, number)  # the first are one longer, until all is covered
-    first = stretch * jnp.uint32(width) + jnp.minimum(stretch, jnp.uint32(longer))
-    widths = jnp.uint32(width) + (stretch < longer).astype("uint32")
-    return (first + _mixed(_mixed(stretch) ^ seed) % widths).astype("int32")
+    interval = jnp.arange(number, dtype="uint32")
+    width, longer = divmod(size, number)  # the first `longer` intervals have one position more
+    first = interval * jnp.uint32(width) + jnp.minimum(interval, jnp.uint32(longer))
+    widths = jnp.uint32(width) + (interval < longer).astype("uint32")
+    return (first + _mixed(_mixed(interval) ^ seed) % widths).astype("int32")
 
 
 def _mixed(x: Array) -> Array:
-    """Hash 32 bits, one to one: every bit of `x` changes about half of the others."""
+    """Return a bijective hash of 32 bits. A change of one bit changes about half of the bits."""
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         x = (x ^ (x >> jnp.uint32(shift))) * jnp.uint32(factor)
     return x ^ (x >> jnp.uint32(16))
@@ -312,22 +366,22 @@ def _mixed(x: Array) -> Array:
 
 def _scattered(places: Array, values: Array, shape: tuple[int, ...]) -> Array:
     values = jnp.asarray(values)
-    # A stranger may send positions outside of the array.
+    # A malicious client may send positions outside of the array: they are dropped.
     return jnp.zeros(prod(shape), values.dtype).at[places].set(values, mode="drop").reshape(shape)
 
 
 def _blocks(flat: Array, size: int) -> Array:
-    """Return the first `size` numbers, a block in each row; zeros fill the last one."""
+    """Return the first `size` numbers with one block in each row, padded with zeros."""
     return jnp.pad(flat[:size], (0, -size % BLOCK)).reshape(-1, BLOCK)
 
 
 def _most(bits: int) -> int:
-    """Return the largest code: as many levels above 0 as below."""
+    """Return the largest code. The codes are symmetric around 0."""
     return 2 ** (bits - 1) - 1
 
 
 def _paired(codes: Array) -> Array:
-    """Pack codes of 4 bits, two to a byte."""
+    """Pack two codes of 4 bits into each byte."""
     even = jnp.pad(codes + jnp.int8(8), (0, codes.size % 2)).astype("uint8")
     return even[::2] | (even[1::2] << jnp.uint8(4))
 

@@ -1,43 +1,45 @@
-"""Differential privacy, and a bound on every client's influence, for any algorithm.
+"""Differential privacy for any algorithm, and a bound on the influence of each client.
 
-`private` hides whether a client took part, and with what data. In each round
+`private` hides whether a client took part, and its data. In each round
 
-    client i:  u = its upload, what is weighted divided by its weight; 0 if it is not finite;
-                   without counters, which are uploaded as they are
-               u <- u min(1, clip / |u|)                        the norm is over the whole upload
-               upload  u + s N(0, 1),  in place of a weight 1
-      central  s = noise clip / sqrt(clients): their sum has noise of noise clip
+    client i:  u = its upload without counters; weighted parts are divided by their weights;
+                   0 if a number is not finite
+               u <- u min(1, clip / |u|)                        |u| is the norm of the whole upload
+               upload  u + s N(0, 1),  with weight 1, and the counters
+      central  s = noise clip / sqrt(clients): the sum over clients has noise of size noise clip
       local    s = noise clip
 
-Weights are a part of this. A weighted upload would tell how many examples a client has, and let a
-large client move the sum by more than clip; so all clients weigh the same, and nothing else of
-them is revealed: neither their training loss nor their number of examples.
+All clients have weight 1. A weight would reveal a client's number of examples, and a client with
+many examples could change the sum by more than clip. The client's training loss and its number of
+examples are not reported either.
 
-Central noise hides a client from all who see the sum alone, as under secure aggregation, or from
-all but a server that is trusted to look at nothing else. `clients` is then the number of uploads
-that are sure to arrive: if fewer come, the sum has less noise than was accounted for. Local noise
-hides it from the server too.
+Central noise protects a client from everyone who sees only the sum: from everyone under secure
+aggregation, or from everyone but the server, if the server is trusted to use only the sum.
+`clients` is the number of uploads that are certain to arrive. If fewer arrive, the sum has less
+noise than `epsilon` assumes. Local noise protects a client from the server too.
 
 Counters (`core.local.Counter`) are the numbers of an upload that count work and hold no gradient:
 the local steps T of FedDA with bias=steps, of STEM and of MFL+Adam, the beta1^T of FedDA with
-bias=steps or sends=model, and the 1 / A_i of FedLocal+SGDM. They are neither clipped nor noisy, or
-the server would divide by noise. So they are not covered by `epsilon`. Under local_unit="steps" T
-is the same for all clients and reveals nothing. Under "epochs" it is the number of a client's
-batches: the server then learns, to a batch, how many examples each client has (under secure
-aggregation, only the mean over a cohort). Use "steps" where that is private.
+bias=steps or sends=model, and the 1 / A_i of FedLocal+SGDM. The server divides by them, so they are
+neither clipped nor noised, and `epsilon` does not cover them. Under local_unit="steps", T is the
+same for all clients and reveals nothing. Under "epochs", T is a client's number of batches. The
+server then learns each client's number of examples, up to the batch size (under secure aggregation,
+only the mean over a cohort). Use "steps" if this number is private.
 
-What is refused, and why:
-    several exchanges in a round  each would need noise of its own, and its own place in `epsilon`
-    client memory                 it is to match what the client uploaded, and would not match what
-                                  arrives, clipped and noisy: SCAFFOLD's c would walk at random
-    central noise, and then a codec or a bound on each upload
-                                  only of the plain sum is it known how private it is
+`private` refuses
+    algorithms with several phases      each phase would need separate noise, and `epsilon` would
+                                        have to count it
+    algorithms with client memory       the memory must match the client's upload, but the server
+                                        receives a clipped and noisy upload: the control variate of
+                                        SCAFFOLD would do a random walk
+Central noise excludes a codec or a bound after it, because the guarantee is known only for the
+plain sum.
 
-What is not covered: the noise of a simulation follows from its seed, and whoever knows that can
-take it away again; a real federation draws it from the client's own entropy (`Phase.secret`).
-Floating-point noise has gaps between its values, which known attacks on single numbers exploit; and
-secure aggregation rounds and clips after the noise. An algorithm that divides by something else its
-clients upload (FedLocal with Adam or AdaGrad by 1 / A_i) divides by a noisy number.
+Limits: in a simulation, the noise follows from the seed, so whoever knows the seed can remove it.
+A deployed client draws its noise from the entropy of its machine (`Phase.secret`). Floating-point
+noise has gaps between its values, and known attacks on single numbers exploit them. Secure
+aggregation rounds and clips after the noise is added. Some algorithms divide by another part of the
+uploads (FedLocal with Adam or AdaGrad by 1 / A_i), and then divide by a noisy number.
 """
 
 import math
@@ -70,19 +72,31 @@ def private(
     clients: int = 1,
     where: Literal["central", "local"] = "central",
 ) -> Algorithm:
-    """Return the algorithm with clipped and noisy uploads of equal weight.
+    """Return the algorithm with differentially private uploads.
 
-    The module's docstring says what that hides. Equal requests return the same record.
+    Every upload is clipped, gets Gaussian noise, and has weight 1. The module's docstring states
+    the guarantee and its limits. Equal arguments return the same record, so JAX compiles it once.
 
     Args:
-        algorithm: An algorithm of one phase whose clients keep nothing.
+        algorithm: An algorithm with one phase and without client memory.
         clip: The largest norm of an upload.
         noise: The standard deviation of the noise, in units of `clip`.
-        clients: For central noise, the number of uploads that are sure to arrive.
-        where: Whether the noise of the sum, or that of each single upload, has that size.
+        clients: For central noise, the number of uploads that are certain to arrive.
+        where: `"central"` adds noise of this size to the sum of the uploads, `"local"` to every
+            single upload.
+
+    Returns:
+        An algorithm for `fedda.run` or Flower, with the same hyper-parameters.
 
     Raises:
         InputError: A number is out of range, or the algorithm cannot be made private.
+
+    Example:
+        >>> from fedda import algorithms
+        >>> from fedda.transforms.privacy import private
+        >>> algorithm = private(algorithms.get("fedavg"), clip=1.0, noise=1.0, clients=10)
+        >>> algorithm.phases[0].sum_only
+        True
     """
     _check_number("clip", clip, positive=True)
     _check_number("noise", noise)
@@ -112,24 +126,39 @@ def private(
 
 @lru_cache
 def bounded(algorithm: Algorithm, most_norm: float) -> Algorithm:
-    """Return the algorithm whose server clips every upload to a norm.
+    """Return the algorithm with uploads that the server clips to a norm.
 
-    A guard against poisoned uploads: it clips what arrives, and so does not rely on the client.
-    Norms are of what is averaged. Weights and counters are for the client to say, and are not
-    clipped (a Flower server has bounds for them). Secure aggregation leaves no upload to clip.
+    This limits the effect of a poisoned upload. The server clips, so a malicious client cannot
+    avoid it. The norm is that of the upload divided by its weight. Weights and counters are not
+    clipped; a Flower server has limits for them. Secure aggregation cannot be combined with it,
+    because it hides the single uploads from the server.
 
     Args:
         algorithm: The algorithm.
         most_norm: The largest norm of an upload.
 
+    Returns:
+        An algorithm for `fedda.run` or Flower, with the same hyper-parameters.
+
     Raises:
-        InputError: The norm is not positive, or only the sum of the uploads is private.
+        InputError: The norm is not positive, or the algorithm is centrally private.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fedda import algorithms
+        >>> from fedda.core.local import Weighted
+        >>> from fedda.transforms.privacy import bounded
+        >>> algorithm = bounded(algorithms.get("fedavg"), most_norm=1.0)
+        >>> upload = Weighted(sum=jnp.array([60.0, 80.0]), weight=jnp.array(10.0))
+        >>> [round(float(x), 3) for x in algorithm.phases[0].decoded(upload).sum]
+        [6.0, 8.0]
     """
     _check_number("most_norm", most_norm, positive=True)
     if any(phase.sum_only for phase in algorithm.phases):
         raise InputError(
-            "bounded clips each upload, got an algorithm of which only the sum is private. Its "
-            "uploads are clipped already: leave bounded out, or use private(..., where='local')."
+            "bounded needs to clip single uploads, got an algorithm with central privacy, of which "
+            "only the sum may be used. Its uploads are already clipped: leave bounded out, or use "
+            "private(..., where='local')."
         )
 
     def guarded(phase: Phase) -> Phase:
@@ -142,7 +171,7 @@ def bounded(algorithm: Algorithm, most_norm: float) -> Algorithm:
 
 
 def clipped(most: float, upload: PyTree) -> PyTree:
-    """Return the upload, shortened to the norm `most` if it is longer."""
+    """Return the upload, scaled down to the norm `most` if its norm is larger."""
     leaves = [leaf.astype(jnp.result_type(float)) for leaf in jax.tree.leaves(upload)]
     norm = jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in leaves))
     return tree.scale(most / jnp.maximum(norm, most), upload)
@@ -159,7 +188,7 @@ def _noisy(key: Array, deviation: float, upload: PyTree) -> PyTree:
 
 
 def _on_values(change: Callable[[PyTree], PyTree], upload: PyTree) -> PyTree:
-    """Apply `change` to the list of an upload's arrays, without weights and counters."""
+    """Apply `change` to the list of an upload's arrays, except weights and counters."""
     marked = on_weighted(lambda part: part._replace(weight=Counter(part.weight)), upload)
     leaves, structure = jax.tree.flatten(marked, is_leaf=is_counter)
     changed = iter(change([leaf for leaf in leaves if not is_counter(leaf)]))
@@ -171,19 +200,19 @@ def _on_values(change: Callable[[PyTree], PyTree], upload: PyTree) -> PyTree:
 def _check_hideable(algorithm: Algorithm) -> None:
     if len(algorithm.phases) != 1:
         raise InputError(
-            f"private takes algorithms of one exchange a round, got one of {len(algorithm.phases)}:"
-            " each would need noise of its own. Use FedDA, FedAvg or another single-phase one."
+            f"private takes algorithms with one phase, got one with {len(algorithm.phases)}, each "
+            "of which would need separate noise. Use FedDA, FedAvg or another one with one phase."
         )
     if algorithm.phases[0].decode or algorithm.phases[0].sum_only:
         raise InputError(
-            "private takes uploads that travel as they are, got compressed, bounded or private "
-            "ones. Make the algorithm private first, with where='local' if more is to follow."
+            "private takes an algorithm with plain uploads, got one whose uploads are compressed, "
+            "bounded or private. Use private first, with where='local' if another one follows."
         )
     kept = jax.eval_shape(algorithm.memory, algorithm.Hyper(), jnp.zeros(()))
     if jax.tree.leaves(kept):
         raise InputError(
-            "private takes algorithms whose clients keep nothing, got one whose clients do: what "
-            "they keep would not match their clipped, noisy uploads. Use FedDA or FedAvg instead."
+            "private takes algorithms without client memory, got one with client memory, which "
+            "would not match the clipped and noisy uploads. Use FedDA or FedAvg instead."
         )
 
 
@@ -201,27 +230,36 @@ def epsilon(
     delta: float,
     cohorts: Literal["poisson", "fixed"] = "poisson",
 ) -> float:
-    """Return the epsilon of (epsilon, delta)-differential privacy after some rounds of `private`.
+    """Return the epsilon of (epsilon, delta)-differential privacy after training with `private`.
 
-    For central noise, and a client whose uploads all become 0. For local noise, take
-    `epsilon(noise / 2, visits, 1.0, delta)`, which hides a client with that number of visits: any
-    of its uploads may become any other.
+    The result is for central noise, and compares a client with one whose uploads are all 0. For
+    local noise, call `epsilon(noise / 2, visits, 1.0, delta)`, where `visits` is the number of
+    rounds in which the client takes part. It compares any two series of uploads of a client.
 
     Args:
-        noise: As given to `private`.
+        noise: The `noise` of `private`.
         rounds: The number of rounds.
-        sampling_rate: The share of the clients in a cohort.
+        sampling_rate: The share of all clients that is in a cohort.
         delta: The probability that the guarantee does not hold.
-        cohorts: How cohorts are drawn. Under "poisson" each client is in a cohort or not
-            independently of the others, which is what nearly all publications account for; the
-            number is tight (privacy loss distributions). Cohorts of a fixed size, as this library
-            draws them, are something else, and for them it is an approximation that can be too low.
-            "fixed" bounds what such cohorts leak, even if a client's data is replaced by other
-            data, so that the sum changes by up to 2 clip (Renyi divergences; Wang et al., 2019);
-            often it is far too high.
+        cohorts: How cohorts are drawn. `"poisson"`: every client is in a cohort independently of
+            the others. Nearly all publications assume this. The result is tight for such cohorts
+            (privacy loss distributions). This library draws cohorts of a fixed size, for which
+            the result is only an approximation, and can be too low. `"fixed"`: an upper bound for
+            cohorts of a fixed size, often far too high. It compares a client with one that has
+            other data, which changes the sum by up to 2 clip (Renyi divergences; Wang et al.,
+            2019).
+
+    Returns:
+        The epsilon; infinity without noise.
 
     Raises:
         InputError: A number is out of range, or dp-accounting is not installed.
+
+    Example:
+        >>> from fedda.transforms.privacy import epsilon
+        >>> spent = epsilon(noise=1.0, rounds=100, sampling_rate=0.01, delta=1e-5)
+        >>> print(f"{spent:.1f}")
+        0.7
     """
     _check_number("noise", noise)
     check_whole_number("rounds", rounds, least=1)
