@@ -205,7 +205,7 @@ def no_seen(hp, task, message, memory, shard, key):
         ({"phases": (PHASE, PHASE._replace(work=no_seen))}, "work of phase 1 returned 3 values"),
         (
             {"memory": lambda hp, params: params, "phases": (PHASE._replace(work=keeps_a_sum),)},
-            r"work of phase 0 must return a memory .* memory\['w'\] was float32\[3, 2\], now .*\[\]",
+            r"work of phase 0 must return a memory .*\['w'\] was float32\[3, 2\], now .*\[\]",
         ),
         (
             {"memory": lambda hp, params: 0, "phases": (PHASE._replace(work=keeps_a_half),)},
