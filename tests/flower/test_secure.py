@@ -82,7 +82,9 @@ def test_every_algorithm_has_its_uploads_summed(name):
         found = clients.sum(like)
         assert found.counted == {0, 1}, clients.refused
         error = jax.tree.map(lambda a, b, c: np.abs(a - b - c).max(), found.upload, *own)
-        assert max(jax.tree.leaves(error)) < 2 * 2 * 4 * 8 / 2**22
+        # Two clients, each off by less than a step. The widest range is that of a counter: 6 steps
+        # are two epochs of 8 examples in batches of 3, and 8 is the largest weight.
+        assert max(jax.tree.leaves(error)) < 2 * (2 * 6 * 8) / 2**22
         same_form = jax.tree.map(lambda a, b: a.dtype == b.dtype, found.upload, like)
         assert all(jax.tree.leaves(same_form))
 
