@@ -6,14 +6,11 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
-import jax
 import typer
 
 from fedda.cli.terminal import note, print_table, say, training
 from fedda.errors import InputError, unknown, writing
-from fedda.simulate import devices
 from fedda.storage.files import write_whole
-from fedda.storage.provenance import commit, device, versions
 
 MODELS = """Any of mlp, cnn-small, cnn, autoencoder, logistic and resnet18. Default: all of them, or
 on a CPU those that take about a minute."""
@@ -35,8 +32,13 @@ def bench_command(
     speed of the machine. Takes a few minutes on two cores, and about two with --quick, as programs
     are still compiled; mlp alone takes ten seconds with --quick.
     """
-    from fedda_bench import bench, cases  # late: they load Flax
+    import jax
 
+    from fedda.simulate import devices
+    from fedda.storage.provenance import commit, device, versions
+    from fedda_bench import bench, cases
+
+    devices.start_up()
     for name in models or []:
         if name not in cases.CASES:
             raise unknown("model", name, cases.CASES)

@@ -1,18 +1,20 @@
 """The command `fedda reproduce`."""
 
+from __future__ import annotations
+
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedda.cli.terminal import Quiet, note, print_table, say, training
 from fedda.errors import InputError, writing
-from fedda.reports.runs import read_runs
-from fedda.tasks.config import Config
-from fedda_reproduction import reproduce
-from fedda_reproduction.paper import cells, corrections, experiments, page, tables
-from fedda_reproduction.paper.experiments import Experiment
+
+if TYPE_CHECKING:
+    from fedda.tasks.config import Config
+    from fedda_reproduction.paper.cells import Cell
+    from fedda_reproduction.paper.experiments import Experiment
 
 
 @writing("--results or --report")
@@ -77,6 +79,12 @@ def reproduce_command(
     continues after an interruption, more seeds add only those, and several processes or machines
     may fill one folder.
     """
+    from fedda.reports.runs import read_runs
+    from fedda.simulate import devices
+    from fedda_reproduction import reproduce
+    from fedda_reproduction.paper import cells, experiments, page
+
+    devices.start_up()
     names, failed = names or [], {}
     if (write or report is not None) and (rounds is not None or only is not None):
         raise InputError(
@@ -114,14 +122,18 @@ def reproduce_command(
         raise InputError("\n".join(f"{what}: {why}" for what, why in failed.items()))
 
 
-def _name_damaged(folder: Path) -> list[cells.Cell]:
+def _name_damaged(folder: Path) -> list[Cell]:
     """Read the cells of the folder, and name the files that do not count."""
+    from fedda_reproduction.paper import cells
+
     results = cells.read_all(folder)
     note(*(f"{damaged.path} {damaged.why}" for damaged in results.damaged))
     return results.finished
 
 
 def _list(chosen: list[Experiment], folder: Path, rounds: int | None) -> None:
+    from fedda_reproduction.paper import tables
+
     finished = _name_damaged(folder)
     rows = [["name", "what it is", "tasks", "runs", "done"]]
     for experiment in chosen:
@@ -134,6 +146,7 @@ def _list(chosen: list[Experiment], folder: Path, rounds: int | None) -> None:
 
 def _fill(runs: list[Config], folder: Path, seconds: float | None, quiet: bool) -> dict[str, str]:
     """Make the missing runs. Returns why some could not be made."""
+    from fedda_reproduction import reproduce
 
     def report(line: str) -> None:
         if not quiet:
@@ -152,6 +165,9 @@ def _fill(runs: list[Config], folder: Path, seconds: float | None, quiet: bool) 
 
 
 def _print(chosen: list[Experiment], runs: list[Config], folder: Path, rounds: int | None) -> None:
+    from fedda_reproduction import reproduce
+    from fedda_reproduction.paper import cells, corrections, tables
+
     finished = cells.read_all(folder).finished
     for experiment in chosen:
         rows = tables.rows(experiment, finished, rounds)

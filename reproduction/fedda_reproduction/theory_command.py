@@ -9,7 +9,6 @@ import typer
 from fedda.cli.terminal import new_directory, note, print_table, say, training
 from fedda.errors import writing
 from fedda.storage.files import check_empty, write_whole
-from fedda.storage.provenance import commit, device, versions
 
 
 @writing("--out")
@@ -27,8 +26,11 @@ def theory_command(
     and on the digits, in float64. Writes theory.json, figures and a page about them, README.md. It
     takes about four minutes on two cores, three with few --problems, and one with --quick.
     """
-    from fedda_reproduction.theory import figures, measure, page  # late: they load Flax and SciPy
+    from fedda.simulate import devices
+    from fedda.storage.provenance import commit, device, versions
+    from fedda_reproduction.theory import figures, measure, page
 
+    devices.start_up()
     directory = out_dir or new_directory("theory")
     if not (directory / "theory.json").exists():
         advice = "Give another --out, or that of an earlier fedda theory, which is replaced."

@@ -7,7 +7,6 @@ A module offers `variants`, a dictionary from names to `Variant` records. It may
 import importlib
 import inspect
 import pkgutil
-import re
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
@@ -19,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedda.core.algorithm import Algorithm, Domain
-from fedda.errors import InputError, is_finite, shown, unknown
+from fedda.errors import InputError, is_finite, shown, unknown, unknown_algorithm, unknown_setting
 
 
 class Variant(NamedTuple):
@@ -81,9 +80,14 @@ def module_of(name: str) -> ModuleType:
 
 
 @lru_cache
-def options(name: str) -> dict[str, tuple[str, ...]]:
-    """Return the options of an algorithm and their values; the first of each is the default."""
-    make = _variant(name).make
+def options(algorithm: str | Algorithm) -> dict[str, tuple[str, ...]]:
+    """Return the options of an algorithm and their values; the first of each is the default.
+
+    The record of a user has none.
+    """
+    if isinstance(algorithm, Algorithm):
+        return {}
+    make = _variant(algorithm).make
     hints = typing.get_type_hints(make)
     return {
         option: tuple(
@@ -93,11 +97,22 @@ def options(name: str) -> dict[str, tuple[str, ...]]:
     }
 
 
-def settings(name: str, chosen: Mapping[str, Any]) -> tuple[str, ...]:
+def settings(algorithm: str | Algorithm, chosen: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of an algorithm's options and hyper-parameters, given chosen options."""
-    known = options(name)
-    record = get(name, **{key: value for key, value in chosen.items() if key in known})
+    if isinstance(algorithm, Algorithm):
+        return tuple(algorithm.Hyper._fields)
+    known = options(algorithm)
+    record = get(algorithm, **{key: value for key, value in chosen.items() if key in known})
     return (*known, *record.Hyper._fields)
+
+
+def all_settings(name: str) -> dict[str, Any]:
+    """Return the options and hyper-parameters of an algorithm under any options, with defaults."""
+    known = defaults(name)
+    for option, values in options(name).items():
+        for value in values:
+            known = defaults(name, **{option: value}) | known
+    return known
 
 
 def defaults(name: str, **chosen: str) -> dict[str, Any]:
@@ -133,15 +148,8 @@ def _get(name: str, chosen: tuple[tuple[str, str], ...]) -> Algorithm:
 
 def _variant(name: str) -> Variant:
     if name not in variants():
-        for known, variant in variants().items():
-            if _letters(variant.label) == _letters(str(name)):
-                raise InputError(f"unknown algorithm {name!r}: {variant.label} is {known} here.")
-        raise unknown("algorithm", name, variants())
+        raise unknown_algorithm(name, {key: found.label for key, found in variants().items()})
     return variants()[name]
-
-
-def _letters(name: str) -> str:
-    return re.sub(r"[\W_]", "", name).lower()
 
 
 def domains(Hyper: type[Any]) -> dict[str, Domain]:
@@ -205,5 +213,6 @@ def configure(
     values = {key: value for key, value in chosen.items() if key not in known}
     for key in values:
         if key not in record.Hyper._fields:
-            raise unknown(f"setting of {name}", key, (*known, *record.Hyper._fields, *also_known))
+            everything = (*known, *record.Hyper._fields, *also_known)
+            raise unknown_setting(f"setting of {name}", key, everything)
     return record, hyper(name, record, values)

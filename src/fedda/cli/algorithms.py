@@ -4,18 +4,28 @@ from typing import Annotated
 
 import typer
 
-from fedda import algorithms
-from fedda.algorithms import registry
+from fedda.cli.completion import algorithm_names
 from fedda.cli.terminal import print_table, say
+from fedda.tasks import config, names
 
 SYMBOLS = """W is the server's model, N_i the number of examples of client i, and g_i(w; batch) the
 gradient at w of its mean loss over a mini-batch."""
 
 
 def algorithms_command(
-    name: Annotated[str | None, typer.Argument(help="One of them.", show_default=False)] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="An algorithm, or a Python file that defines one.",
+            show_default=False,
+            autocompletion=algorithm_names,
+        ),
+    ] = None,
 ) -> None:
     """List the algorithms, or show the equations and settings of one."""
+    from fedda.algorithms import registry
+    from fedda.core.algorithm import Algorithm
+
     if name is None:
         rows = [["name", "models\ndown/up", "what it is"]]
         for known, variant in registry.variants().items():
@@ -23,12 +33,18 @@ def algorithms_command(
             rows.append([known, f"{variant.down}/{variant.up}", summary])
         print_table(rows, "lcw")
         return
-    options = algorithms.options(name)
-    say(name, "", (registry.module_of(name).__doc__ or "").strip(), "", SYMBOLS, "")
+    method: str | Algorithm = name
+    if name.endswith(".py"):
+        method, about = config.resolve({"algorithm": name}).loaded()
+        say(name, "", about, "")
+    else:
+        names.check(name)
+        say(name, "", (registry.module_of(name).__doc__ or "").strip(), "", SYMBOLS, "")
+    options = registry.options(method)
     rows = [["name", "default", "may be"]]
     # An option may bring settings of its own.
     for option, value in [("", ""), *((o, v) for o, choices in options.items() for v in choices)]:
-        Hyper = algorithms.get(name, **({option: value} if option else {})).Hyper
+        Hyper = registry.configure(method, {option: value} if option else {})[0].Hyper
         condition = f" (with {option}={value})" if option else ""
         for setting, domain in registry.domains(Hyper).items():
             if setting not in (row[0] for row in rows):

@@ -1,20 +1,18 @@
 """The command `fedda compare`."""
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedda import algorithms
-from fedda.cli.progress import bars, run_bar
+from fedda.cli.completion import compared_words
 from fedda.cli.report import Threshold, print_rows, write_report
 from fedda.cli.terminal import Json, Out, Quiet, new_directory, note, print_error, training
-from fedda.errors import InputError, MissingExtraError, writing
-from fedda.experiments import compare
-from fedda.reports import statistics
-from fedda.reports.runs import read_runs
-from fedda.simulate.run import why_untrained
-from fedda.tasks import config
+from fedda.errors import InputError, MissingExtraError, unknown_setting, writing
+from fedda.tasks import config, names
+
+if TYPE_CHECKING:
+    from fedda.experiments.compare import Plans
 
 COMPARED = ("fedavg", "fedprox", "fedda-sgdm", "fedda-adam", "fedda-adagrad")
 
@@ -27,6 +25,7 @@ def compare_command(
             metavar="[ALGORITHM]... [CONFIG.toml] [KEY=VALUE]...",
             help=f"Default: {', '.join(COMPARED)}.",
             show_default=False,
+            autocompletion=compared_words,
         ),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every algorithm there is.")] = False,
@@ -42,6 +41,16 @@ def compare_command(
     Given the --out of an interrupted comparison, it finishes that comparison.
     """
     words = settings or []
+    _check_words(words, everything)
+
+    from fedda.cli.progress import bars, run_bar
+    from fedda.experiments import compare
+    from fedda.reports import statistics
+    from fedda.reports.runs import read_runs
+    from fedda.simulate import devices
+    from fedda.simulate.run import why_untrained
+
+    devices.start_up()
     directory = out_dir or new_directory("compare")
     planned = {} if words or everything or seeds > 1 else compare.written(directory)
     planned = planned or _planned(words, everything, seeds)
@@ -72,18 +81,36 @@ def compare_command(
         raise typer.Exit(1)
 
 
-def _planned(words: list[str], everything: bool, seeds: int) -> compare.Plans:
-    names = [word for word in words if "=" not in word and not word.endswith(".toml")]
-    others = [word for word in words if word not in names]
-    values = config.from_words(others)
+def _split(words: list[str]) -> tuple[list[str], dict[str, Any]]:
+    """Return the algorithms that words of a command line name, and the settings."""
+    compared = [word for word in words if "=" not in word and not word.endswith(".toml")]
+    return compared, config.from_words([word for word in words if word not in compared])
+
+
+def _check_words(words: list[str], everything: bool) -> None:
+    """Refuse wrong names, before JAX is imported."""
+    compared, values = _split(words)
     if "algorithm" in values:
         raise InputError(
             "compare takes algorithms by name: fedda compare fedavg fedda-adam. Remove the setting "
             "algorithm."
         )
-    if names and everything:
+    if compared and everything:
         raise InputError("give names of algorithms or --all, not both.")
-    compared = algorithms.names() if everything else list(dict.fromkeys(names)) or list(COMPARED)
+    of_all = {key: value for key, value in values.items() if key in config.FIELDS}
+    for name in compared or COMPARED:
+        config.check_names({**of_all, "algorithm": name})
+    known = [key for name in COMPARED for key in names.algorithms()[name]["settings"]]
+    for key in values.keys() - of_all.keys():
+        if not config.owners_of(key) and not any(name.endswith(".py") for name in compared):
+            raise unknown_setting("setting", key, (*config.FIELDS, *known))
+
+
+def _planned(words: list[str], everything: bool, seeds: int) -> "Plans":
+    from fedda.experiments import compare
+
+    given, values = _split(words)
+    compared = list(names.algorithms()) if everything else list(dict.fromkeys(given or COMPARED))
     first_seed = config.resolve({"seed": values.pop("seed", 0)}).seed
     own, notes = compare.shared(compared, values)
     note(*notes)

@@ -1,25 +1,29 @@
 """The commands `fedda data ...`."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 from rich.filesize import decimal
 
-from fedda import tasks
-from fedda.cli.progress import Speed, Update, bars
+from fedda.cli.completion import dataset_names, task_names
 from fedda.cli.terminal import interruptible, print_table, say
-from fedda.data import datasets, statistics, store
-from fedda.data.catalogue import DATASETS
-from fedda.data.federation import Ragged, Shards, num_rows
-from fedda.data.streaming import Feed
 from fedda.errors import InputError, unknown, writing
-from fedda.reports import federation
 from fedda.tasks import config
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from fedda.cli.progress import Update
+    from fedda.data import datasets, store
+    from fedda.data.federation import Shards
+    from fedda.data.streaming import Feed
+    from fedda.tasks import Problem
 
 data_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="markdown", help="Data sets, and how clients share them."
@@ -40,6 +44,9 @@ Minutes = Annotated[
 @data_app.command("list")
 def data_list() -> None:
     """List the tasks, and the data sets on this machine."""
+    from fedda.data import datasets
+    from fedda.data.catalogue import DATASETS
+
     described = [[name, config.about(name)["description"]] for name in config.tasks()]
     print_table([["task", "data"], *described], "lw")
     rows = [["data set", "clients", "examples", "on disk", "state", "from"]]
@@ -67,12 +74,17 @@ def data_list() -> None:
 
 @data_app.command("fetch")
 def data_fetch(
-    name: Annotated[str, typer.Argument(help="A data set of `fedda data list`.")],
+    name: Annotated[
+        str,
+        typer.Argument(help="A data set of `fedda data list`.", autocompletion=dataset_names),
+    ],
     mirror: Annotated[str | None, typer.Option(metavar="URL", help="Mirror of the files.")] = None,
     memory: Memory = None,
     minutes: Minutes = None,
 ) -> None:
     """Download a data set, check it and import it. Done again, it goes on where it was cut off."""
+    from fedda.data import datasets
+
     with _progress(name) as (track, tell), interruptible(f"Continue with: fedda data fetch {name}"):
         opened = datasets.fetch_dataset(name, mirror, track, tell, **_limits(memory, minutes))
     _print_store(name, opened)
@@ -81,7 +93,12 @@ def data_fetch(
 
 @data_app.command("import")
 def data_import(
-    name: Annotated[str, typer.Argument(help="A known data set, or a name for your own.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="A known data set, or a name for your own.", autocompletion=dataset_names
+        ),
+    ],
     path: Annotated[Path, typer.Argument(help="A file, a folder or an archive.")],
     client: Annotated[
         str | None, typer.Option(help="Your own: the column of the client.", show_default="client")
@@ -99,6 +116,8 @@ def data_import(
     minutes: Minutes = None,
 ) -> None:
     """Make a data set from files that are here already."""
+    from fedda.data import datasets
+
     columns: dict[str, Any] = {"client": client, "label": label, "features": feature}
     given = {key: value for key, value in columns.items() if value} | _limits(memory, minutes)
     with _progress(name) as (_, tell), interruptible("Nothing was imported."):
@@ -109,10 +128,15 @@ def data_import(
 @data_app.command("verify")
 def data_verify(
     name: Annotated[
-        str | None, typer.Argument(help="One data set.", show_default="all that are here")
+        str | None,
+        typer.Argument(
+            help="One data set.", show_default="all that are here", autocompletion=dataset_names
+        ),
     ] = None,
 ) -> None:
     """Read every byte of the data sets and compare it with what was written."""
+    from fedda.data import datasets, store
+
     wrong = []
     for checked in [name] if name else [n for n in datasets.names() if any(datasets.look(n)[:2])]:
         try:
@@ -126,7 +150,9 @@ def data_verify(
 @data_app.command("show")
 @writing("--picture")
 def data_show(
-    task: Annotated[str, typer.Argument(help="A task, or a data set of your own.")],
+    task: Annotated[
+        str, typer.Argument(help="A task, or a data set of your own.", autocompletion=task_names)
+    ],
     partition: Annotated[
         str | None,
         typer.Option(
@@ -144,6 +170,14 @@ def data_show(
 
     The drawing goes into a file in the current folder, or the one that --picture names.
     """
+    if picture is not None and picture.suffix not in (".png", ".pdf"):
+        raise InputError(f"the picture must be a .png or .pdf file, got {picture}.")
+    import numpy as np
+
+    from fedda import tasks
+    from fedda.data import datasets, statistics
+    from fedda.reports import federation
+
     values: dict[str, Any] = {"task": task, "partition_seed": seed}
     if task not in config.tasks():
         if task not in datasets.names():
@@ -151,8 +185,6 @@ def data_show(
         values |= {"task": "own", "data": task, "model": "linear"}
     given = {"partition": partition, "clients": clients}
     resolved = config.resolve(values | {key: value for key, value in given.items() if value})
-    if picture is not None and picture.suffix not in (".png", ".pdf"):
-        raise InputError(f"the picture must be a .png or .pdf file, got {picture}.")
     problem = tasks.load(resolved)
     how = problem.data.get("partition", resolved.partition)
     path = picture or Path(f"{task}-{how.replace(':', '-')}.png")
@@ -179,8 +211,13 @@ def _limits(gigabytes: int | None, minutes: int | None) -> dict[str, Any]:
     return {"memory": gigabytes and gigabytes * 10**9, "seconds": minutes and 60.0 * minutes}
 
 
-def _facts(problem: tasks.Problem, some: Shards, histogram: np.ndarray | None) -> list[list[str]]:
+def _facts(problem: Problem, some: Shards, histogram: np.ndarray | None) -> list[list[str]]:
     """Return the sizes of all clients, and how the labels of some of them differ."""
+    import numpy as np
+
+    from fedda.data import statistics
+    from fedda.data.federation import num_rows
+
     whole = statistics.describe(np.asarray(problem.shards.count), None)
     labels = statistics.describe(np.asarray(some.count), histogram)
     facts = {
@@ -204,6 +241,10 @@ def _facts(problem: tasks.Problem, some: Shards, histogram: np.ndarray | None) -
 
 def _some_clients(shards: Shards | Feed) -> Shards:
     """Return all clients, or a sample of a federation that stays on disk."""
+    import numpy as np
+
+    from fedda.data.federation import Shards
+
     if isinstance(shards, Shards):
         return shards
     size = min(SHOWN_CLIENTS, shards.num_clients)
@@ -213,6 +254,11 @@ def _some_clients(shards: Shards | Feed) -> Shards:
 
 def _images(shards: Shards) -> list[np.ndarray]:
     """Return the first images of a few clients, if their examples are images."""
+    import numpy as np
+
+    from fedda.data.federation import Ragged
+    from fedda.reports import federation
+
     shape: tuple[int, ...] = () if isinstance(shards.x, Ragged) else shards.x.shape
     if len(shape) != 3 and not (len(shape) == 4 and shape[3] in (1, 3)):
         return []
@@ -237,12 +283,16 @@ def _print_store(name: str, opened: store.Store) -> None:
 @contextmanager
 def _progress(name: str) -> Iterator[tuple[datasets.Track, datasets.Tell]]:
     """Show the progress of downloads, and of an import from its first message on."""
+    from fedda.cli.progress import bars
+
     with bars(seconds=10) as add:
         importing = cache(lambda: add(name))
         yield (lambda file: _download_bar(add(file)), lambda message: importing()(0, None, message))
 
 
 def _download_bar(update: Update) -> Callable[[int, int | None], None]:
+    from fedda.cli.progress import Speed
+
     speed = Speed()
 
     def progress(done: int, total: int | None) -> None:

@@ -1,25 +1,28 @@
-"""The command `fedda`: its commands, and what it prints when one of them fails."""
+"""The command `fedda`: its commands, and what it prints when one of them fails.
+
+The modules of the commands import JAX and all that needs it inside of their functions: help, wrong
+settings and the completion of words come at once.
+"""
 
 import os
 import re
 import sys
-from importlib.metadata import entry_points
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any
 
-import jax
 import typer
 from typer.core import TyperGroup
 
-import fedda
+from fedda import __version__
 from fedda.cli.algorithms import algorithms_command
 from fedda.cli.compare import compare_command
 from fedda.cli.data import data_app
 from fedda.cli.report import report_command
 from fedda.cli.run import ABOUT_SETTINGS, run_command
 from fedda.cli.sweep import sweep_command
-from fedda.cli.terminal import at_end, out, print_error
+from fedda.cli.terminal import at_end, leaving, out, print_error
 from fedda.errors import InputError, unknown
-from fedda.simulate import devices, hosts
 
 ORDER = ("run", "compare", "report", "sweep", "algorithms", "data", "reproduce", "theory", "bench")
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED|out of memory"
@@ -30,8 +33,17 @@ class _Commands(TyperGroup):
     """A group that lists its commands in the order in which a user meets them."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        found = super().list_commands(ctx)
+        found = [*super().list_commands(ctx), *self._plugins()]
         return sorted(found, key=lambda name: ORDER.index(name) if name in ORDER else 0)
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        if name not in self._plugins():
+            return super().get_command(ctx, name)
+        return _loaded(self._plugins()[name])
+
+    def _plugins(self) -> dict[str, EntryPoint]:
+        """Return the commands of other packages, which are imported when they are used."""
+        return {} if self.name == "data" else _plugins()
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
@@ -53,24 +65,37 @@ app.command("compare", context_settings=with_settings)(compare_command)
 app.command("sweep", context_settings=with_settings)(sweep_command)
 app.command("report")(report_command)
 app.command("algorithms")(algorithms_command)
-for plugin in entry_points(group="fedda.commands"):
-    app.command(plugin.name)(plugin.load())
+
+
+@cache
+def _plugins() -> dict[str, EntryPoint]:
+    return {plugin.name: plugin for plugin in entry_points(group="fedda.commands")}
+
+
+@cache
+def _loaded(plugin: EntryPoint) -> Any:
+    alone = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+    alone.command(plugin.name)(plugin.load())
+    return typer.main.get_command(alone)
 
 
 def main() -> None:
     """Run the command. A wrong input is a message, not a traceback."""
-    with hosts.parting():
+    with leaving:
         try:
             with at_end:
                 app()
         except (InputError, OSError) as error:
             print_error(str(error))
             sys.exit(2)
-        except (MemoryError, jax.errors.JaxRuntimeError) as error:
-            reason = str(error)
-            if not isinstance(error, MemoryError) and not re.search(OUT_OF_MEMORY, reason, re.I):
+        except Exception as error:
+            if message := _mistake(error):
+                print_error(message)
+                sys.exit(2)
+            if not _is_lack_of_memory(error):
                 raise
-            print_error(f"there is not enough memory{f' ({reason})' if reason else ''}. {ADVICE}")
+            reason = f" ({error})" if str(error) else ""
+            print_error(f"there is not enough memory{reason}. {ADVICE}")
             sys.exit(1)
         except SystemExit as stop:
             if stop.code in (130, 143):  # JAX would wait for the rounds under way
@@ -79,9 +104,22 @@ def main() -> None:
             raise
 
 
+def _mistake(error: Exception) -> str | None:
+    """Return the place and message of an error in the file of a user's algorithm."""
+    files = sys.modules.get("fedda.core.algorithm_file")  # absent: no such file was used
+    return None if files is None else files.mistake(error)
+
+
+def _is_lack_of_memory(error: Exception) -> bool:
+    jax = sys.modules.get("jax")  # absent: it has raised nothing
+    raised_by_jax = jax is not None and isinstance(error, jax.errors.JaxRuntimeError)
+    found = re.search(OUT_OF_MEMORY, str(error), re.I)
+    return isinstance(error, MemoryError) or (raised_by_jax and found is not None)
+
+
 def _print_version(asked: bool) -> None:
     if asked:
-        out.print(f"fedda {fedda.__version__}")
+        out.print(f"fedda {__version__}")
         raise typer.Exit
 
 
@@ -93,4 +131,3 @@ Version = typer.Option(
 @app.callback()
 def start(version: Annotated[bool, Version] = False) -> None:
     """Federated optimisation: FedDA and its baselines, simulated."""
-    devices.start_up()

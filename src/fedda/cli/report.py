@@ -1,15 +1,15 @@
 """The command `fedda report`, and the table that other commands print as well."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedda.cli import terminal
 from fedda.errors import writing
-from fedda.reports import comparison, tables
-from fedda.reports.runs import read_runs
-from fedda.reports.statistics import Row, table
+
+if TYPE_CHECKING:
+    from fedda.reports.statistics import Row
 
 Threshold = Annotated[
     float | None,
@@ -28,12 +28,17 @@ def report_command(
     threshold: Threshold = None,
 ) -> None:
     """Write one self-contained page, figures and a table about finished or unfinished runs."""
+    from fedda.reports.runs import read_runs
+    from fedda.reports.statistics import table
+
     print_rows(table(read_runs(directories), threshold), threshold)
     write_report(directories, out_dir or directories[0], threshold)
 
 
-def print_rows(rows: list[Row], threshold: float | None = None) -> None:
+def print_rows(rows: "list[Row]", threshold: float | None = None) -> None:
     """Print a comparison. A threshold that was not given says nothing about a single row."""
+    from fedda.reports import tables
+
     header, *lines = tables.text_table(rows)
     # On a terminal a column in which every row has the same to report only takes room.
     dull = {"seeds": str(rows[0].seeds)}
@@ -48,5 +53,7 @@ def print_rows(rows: list[Row], threshold: float | None = None) -> None:
 
 def write_report(paths: list[Path], directory: Path, threshold: float | None) -> None:
     """Write the report of some runs, and say where."""
+    from fedda.reports import comparison
+
     files, notes = comparison.write(paths, directory, threshold)
     terminal.note(*notes, f"Report: {files[0]}")

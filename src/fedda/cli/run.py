@@ -4,20 +4,10 @@ import json
 from pathlib import Path
 from typing import Annotated
 
-import jax
 import typer
 
 from fedda.cli import terminal
-from fedda.cli.progress import bars, run_bar
-from fedda.cli.report import print_rows
-from fedda.cli.tensorboard import event_file
 from fedda.errors import InputError, writing
-from fedda.experiments import run as experiment
-from fedda.reports.runs import read_runs
-from fedda.reports.statistics import table
-from fedda.simulate import hosts
-from fedda.simulate.run import why_untrained
-from fedda.storage.provenance import versions
 from fedda.tasks import config
 
 ABOUT_SETTINGS = f"""
@@ -57,11 +47,28 @@ def run_command(
         raise InputError("--resume continues in its own directory: leave out --out.")
     if use is not None:
         values |= config.parse([f"devices={use}"])
+    if (together, process) != (1, 0) and coordinator is None:
+        raise InputError("--processes and --process need --coordinator HOST:PORT.")
+    if resume is None:
+        config.check_names(values)
+
+    import jax
+
+    from fedda.cli.progress import bars, run_bar
+    from fedda.cli.report import print_rows
+    from fedda.cli.tensorboard import event_file
+    from fedda.experiments import run as experiment
+    from fedda.reports.runs import read_runs
+    from fedda.reports.statistics import table
+    from fedda.simulate import devices, hosts
+    from fedda.simulate.run import why_untrained
+    from fedda.storage.provenance import versions
+
+    devices.start_up()
     if coordinator is not None:
+        terminal.leaving.enter_context(hosts.parting())
         plan = {"resume": resume is not None, **values, **versions()}
         hosts.join(coordinator, together, process, plan, wait)
-    elif (together, process) != (1, 0):
-        raise InputError("--processes and --process need --coordinator HOST:PORT.")
     if values.get("devices") == "all":
         values["devices"] = len(jax.devices())  # of all processes
     quiet |= not hosts.is_first()

@@ -2,16 +2,17 @@
 
 import json
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedda.cli import terminal
-from fedda.cli.progress import Update, bars
 from fedda.errors import InputError, writing
-from fedda.experiments import sweep
-from fedda.reports import heatmap
 from fedda.tasks import config
+
+if TYPE_CHECKING:
+    from fedda.cli.progress import Update
+    from fedda.experiments.sweep import Progress
 
 
 @writing("--out")
@@ -43,7 +44,16 @@ def sweep_command(
     rounds (or half of them) and over the seeds. Given the --out of an interrupted sweep, it
     finishes that sweep.
     """
-    resolved = config.resolve(config.from_words(settings or []))
+    values = config.from_words(settings or [])
+    config.check_names(values)
+
+    from fedda.cli.progress import bars
+    from fedda.experiments import sweep
+    from fedda.reports import heatmap
+    from fedda.simulate import devices
+
+    devices.start_up()
+    resolved = config.resolve(values)
     points = _grid(grid or [])
     directory = out_dir or terminal.new_directory(f"sweep-{resolved.task}-{resolved.algorithm}")
     hint = f"Continue with the same command and --out {directory}"
@@ -78,8 +88,8 @@ def _grid(words: list[str]) -> dict[str, list[Any]]:
     return grid
 
 
-def _sweep_bar(update: Update) -> Callable[[sweep.Progress], None]:
-    def tell(progress: sweep.Progress) -> None:
+def _sweep_bar(update: "Update") -> "Callable[[Progress], None]":
+    def tell(progress: "Progress") -> None:
         first, last = progress.finished + 1, progress.finished + progress.training
         runs = f"runs {first}-{last}" if last > first else f"run {first}"
         done = progress.finished * progress.rounds + progress.training * progress.round

@@ -17,6 +17,7 @@ from rich.console import Console, JustifyMethod
 from rich.markup import escape
 from rich.table import Table
 
+from fedda.cli.completion import setting_words
 from fedda.errors import InputError, is_full
 from fedda.storage import interrupts
 from fedda.storage.files import make_directory
@@ -27,6 +28,7 @@ Settings = Annotated[
         metavar="[CONFIG.toml] [KEY=VALUE]...",
         help="A configuration file, then single settings that override it.",
         show_default=False,
+        autocompletion=setting_words,
     ),
 ]
 Out = Annotated[
@@ -39,6 +41,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and no
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 at_end = ExitStack()  # what is done when the command ends
+leaving = ExitStack()  # what is done after that, when its exit code is known
 
 
 def print_table(

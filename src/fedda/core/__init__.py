@@ -1,0 +1,3 @@
+"""What an algorithm is, one round, local steps and losses."""
+
+from fedda.core import algorithm as algorithm

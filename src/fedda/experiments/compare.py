@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedda import algorithms, api
+from fedda.errors import InputError
 from fedda.experiments import run as experiment
 from fedda.storage.directory import check_same
 from fedda.storage.files import check_empty, locked, read_sealed, sealed, write_whole
@@ -29,7 +30,13 @@ def plans(settings: Mapping[str, Mapping[str, Any]], first_seed: int, seeds: int
         for name, values in settings.items()
         for offset in range(seeds)
     ]
-    return {directory_name(plan): plan for plan in planned}
+    runs = {directory_name(plan): plan for plan in planned}
+    if len(runs) < len(planned):
+        raise InputError(
+            f"{len(planned) - len(runs)} of the {len(planned)} runs have the name of another one. "
+            "Results are listed under the name of an algorithm's file: rename one of the files."
+        )
+    return runs
 
 
 def shared(
@@ -38,13 +45,14 @@ def shared(
     """Return for each algorithm the settings that it has, and a note on each that some lack."""
     task = config.resolve({key: values[key] for key in values if key == "task"}).task
     common = {*config.FIELDS, *config.task_settings(task)}
-    known = {name: {*common, *algorithms.settings(name, values)} for name in compared}
+    methods = {name: config.resolve({"algorithm": name}).method for name in compared}
+    known = {name: {*common, *algorithms.settings(methods[name], values)} for name in compared}
     notes = []
     for key in values:
         having = [name for name in compared if key in known[name]]
         if not having:
             here = "none of the compared algorithms has the"
-            raise config.unknown_setting(key, here, set().union(*known.values()))
+            raise config.setting_error(key, here, set().union(*known.values()))
         if len(having) < len(compared):
             notes.append(f"{key} is given to {', '.join(having)}: the others have no such setting.")
     return {name: {k: v for k, v in values.items() if k in known[name]} for name in compared}, notes

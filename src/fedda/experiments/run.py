@@ -76,7 +76,7 @@ def resume(
     """
 
     def settings() -> bytes:
-        written, new = read_settings(directory), given or {}
+        written, new = read_settings(directory), configs.with_file(given or {})
         check_same(directory, written, written | new, api.CHANGEABLE)
         changed = {name: value for name, value in new.items() if name in api.CHANGEABLE}
         return configs.dump(configs.resolve(written | changed)).encode()
@@ -98,7 +98,7 @@ def prepare(config: Config) -> Prepared:
     problem = tasks.load(config)
     shared = {name: getattr(config, name) for name in KEYWORDS if name in configs.FIELDS}
     setup, hyper = api.prepare(
-        config.algorithm,
+        config.method,
         problem.model,
         problem.shards,
         problem.loss,

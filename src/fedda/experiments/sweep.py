@@ -154,7 +154,7 @@ def evaluate_every(rounds: int) -> int:
 
 def _points(config: Config, grid: Grid, seeds: int) -> dict[Point, Any]:
     """Every point of the grid with every seed, and its `Hyper`, checked."""
-    record, base = algorithms.configure(config.algorithm, config.chosen)
+    record, base = algorithms.configure(config.method, config.chosen)
     wanted = range(config.seed, config.seed + seeds)
     planned = api.grid_points(config.algorithm, record, base._asdict(), grid, wanted)
     points = {

@@ -4,19 +4,22 @@ A task is two files in this folder: `<task>.toml`, which `config` describes, and
 function `build(config)`.
 """
 
+from __future__ import annotations
+
 import importlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from fedda.core.task import ExampleWise
-from fedda.data.datasets import root
-from fedda.data.federation import Shards, num_rows
-from fedda.data.streaming import Block, Feed
-from fedda.models import Model
 from fedda.tasks.config import Config, about
+
+if TYPE_CHECKING:  # settings are checked without JAX
+    from fedda.core.task import ExampleWise
+    from fedda.data.federation import Shards
+    from fedda.data.streaming import Block, Feed
+    from fedda.models import Model
 
 
 class Problem(NamedTuple):
@@ -34,6 +37,8 @@ class Problem(NamedTuple):
     data: Mapping[str, Any] = {}  # where the examples are from, for the results
 
     def __repr__(self) -> str:
+        from fedda.data.federation import num_rows
+
         return f"Problem({self.shards}, {num_rows(self.test[1]):,} test examples)"
 
 
@@ -43,6 +48,8 @@ DEPENDS_ON = ("task", "model", "precision", "partition", "partition_seed", "clie
 
 def load(config: Config) -> Problem:
     """Load the problem that a configuration names."""
+    from fedda.data.datasets import root
+
     about(config.task)  # refuses an unknown task
     values = {name: getattr(config, name) for name in (*DEPENDS_ON, "options")}
     return _load(json.dumps(values), root())

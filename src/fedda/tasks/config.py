@@ -7,18 +7,22 @@ in different ways, it has one more table of settings for each pipeline; the firs
 """
 
 import dataclasses
+import hashlib
 import tomllib
 import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedda import algorithms
-from fedda.data import datasets
-from fedda.errors import LARGEST, InputError, is_finite, shown, unknown
+from fedda.errors import LARGEST, InputError, is_finite, shown, unknown, unknown_setting
 from fedda.storage.files import toml
+from fedda.tasks import names
+
+if TYPE_CHECKING:  # names are checked without JAX
+    from fedda.core.algorithm import Algorithm
+    from fedda.core.algorithm_file import Loaded
 
 TASKS = Path(__file__).parent
 PRESETS = TASKS / "presets"
@@ -54,11 +58,23 @@ class Config:
     data_gb: float = 8.0
     options: Mapping[str, Any] = field(default_factory=dict)  # settings of the task
     chosen: Mapping[str, Any] = field(default_factory=dict)  # settings of the algorithm
+    source: Mapping[str, str] = field(default_factory=dict)  # the file of an algorithm of one's own
+
+    @property
+    def method(self) -> "str | Algorithm":
+        """The name of a known algorithm, or the record that a file defines."""
+        return self.loaded().algorithm if self.source else self.algorithm
+
+    def loaded(self) -> "Loaded":
+        """Return the content of the file that defines the algorithm."""
+        from fedda.core.algorithm_file import load
+
+        return load(Path(self.source["algorithm_file"]), self.source["algorithm_sha256"])
 
     def flat(self) -> dict[str, Any]:
         """Return all settings on one level, as a file holds them."""
         values = {name: getattr(self, name) for name in FIELDS}
-        return values | dict(self.options) | dict(self.chosen)
+        return values | dict(self.source) | dict(self.options) | dict(self.chosen)
 
 
 KINDS: dict[Any, tuple[Any, str]] = {
@@ -82,11 +98,35 @@ def resolve(values: Mapping[str, Any]) -> Config:
     Args:
         values: Settings of the run, the task and the algorithm. What is not given comes from the
             preset of the task, model and algorithm, from the task, and from the defaults of
-            `Config`.
+            `Config`. `algorithm` may be the path of a Python file that defines one
+            `fedda.Algorithm`.
 
     Raises:
-        InputError: A name is unknown, or a value has the wrong type or size.
+        InputError: A name is unknown, a value has the wrong type or size, or the file of an
+            algorithm has another checksum than the one given.
     """
+    base, tuned, further = _checked(values)
+    from fedda import algorithms
+
+    known = algorithms.settings(base.method, further)  # under the chosen options
+    if base.source:
+        _check_known(base, further, known)
+    settings = {name: value for name, value in tuned.items() if name in known} | further
+    _, hyper = algorithms.configure(base.method, settings)
+    choices = algorithms.options(base.method)
+    chosen = {name: settings.get(name, allowed[0]) for name, allowed in choices.items()}
+    return dataclasses.replace(base, chosen=chosen | hyper._asdict())
+
+
+def check_names(values: Mapping[str, Any]) -> None:
+    """Refuse at once, before JAX is imported, what `resolve` would refuse for its name or type."""
+    _checked(values)
+
+
+def _checked(values: Mapping[str, Any]) -> tuple[Config, dict[str, Any], dict[str, Any]]:
+    """Return a configuration without settings of the algorithm, its preset, and those settings."""
+    values = with_file(values)
+    source = {name: values.pop(name) for name in SOURCE if name in values}
     given = {name: value for name, value in values.items() if name in FIELDS}
     for name, value in given.items():
         _check_kind(name, value, FIELDS[name])
@@ -96,39 +136,88 @@ def resolve(values: Mapping[str, Any]) -> Config:
     base = Config(**about(task).get("run", {}) | given)
     tuned = preset(base.task, base.model).get(base.algorithm, {})
     of_run = {name: value for name, value in tuned.items() if name in FIELDS}
-    base = dataclasses.replace(base, **of_run | given)
     options = _options(task, values)
+    base = dataclasses.replace(base, **of_run | given, options=options, source=source)
     further = {
         name: value for name, value in values.items() if name not in FIELDS and name not in options
     }
-    known = algorithms.settings(base.algorithm, further)
+    if not source:
+        names.check(base.algorithm)
+        _check_known(base, further, names.algorithms()[base.algorithm]["settings"])
+    return base, tuned, further
+
+
+def _check_known(base: Config, further: Iterable[str], known: Iterable[str]) -> None:
     for name in further:
         if name not in known:
-            here = f"{base.algorithm} on {task} has no"
-            raise unknown_setting(name, here, (*FIELDS, *options, *known))
-    settings = {name: value for name, value in tuned.items() if name in known} | further
-    _, hyper = algorithms.configure(base.algorithm, settings)
-    choices = algorithms.options(base.algorithm)
-    chosen = {name: settings.get(name, allowed[0]) for name, allowed in choices.items()}
-    return dataclasses.replace(base, options=options, chosen=chosen | hyper._asdict())
+            here = f"{base.algorithm} on {base.task} has no"
+            raise setting_error(name, here, (*FIELDS, *base.options, *known))
 
 
-def unknown_setting(name: str, here: str, known: Iterable[str]) -> InputError:
+SOURCE = ("algorithm_file", "algorithm_sha256")  # settings that say which file an algorithm is in
+
+
+def with_file(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings; the path of an algorithm becomes its name, its file and a checksum."""
+    source = _source(values)
+    others = {name: value for name, value in values.items() if name not in SOURCE}
+    return others | source | ({"algorithm": Path(source[SOURCE[0]]).stem} if source else {})
+
+
+def _source(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the file of an algorithm of one's own and its checksum; nothing for a known one."""
+    name, kept = values.get("algorithm"), values.get("algorithm_file")
+    if isinstance(name, str) and name.endswith(".py"):
+        kept, before = name, None
+    elif isinstance(kept, str) and Path(kept).stem == name:
+        before = values.get("algorithm_sha256")
+    else:
+        return {}
+    path = Path(kept).expanduser().absolute()
+    try:
+        sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise InputError(
+            f"cannot read the algorithm in {path} ({error.strerror}). Expected a Python file that "
+            "defines one fedda.Algorithm: give the path of one."
+        ) from None
+    if before not in (None, sha256):
+        raise InputError(
+            f"{path} has changed since the run began: its SHA-256 is {sha256[:12]}, expected "
+            f"{str(before)[:12]}. Restore the file, or start a new run in another directory."
+        )
+    if path.stem in names.algorithms():
+        raise InputError(
+            f"{path} has the name of a known algorithm, {path.stem}. Results are listed under the "
+            "name of the file: rename it."
+        )
+    _check_kind("algorithm_file", str(path), str)
+    return {"algorithm_file": str(path), "algorithm_sha256": sha256}
+
+
+def setting_error(name: str, here: str, known: Iterable[str]) -> InputError:
     """Return the error for a setting that is not one of `known`; it says who has this setting."""
-    owners = [other for other in algorithms.names() if name in algorithms.settings(other, {})]
-    owners += [task for task in tasks() if name in task_settings(task)]
+    owners = owners_of(name)
     if not owners:
-        return unknown("setting", name, known)
+        return unknown_setting("setting", name, known)
     more = f" and {len(owners) - 4} more" if len(owners) > 4 else ""
     return InputError(f"{here} setting {name!r}. It is a setting of {', '.join(owners[:4])}{more}.")
+
+
+def owners_of(setting: str) -> list[str]:
+    """Return the algorithms and tasks that have a setting."""
+    found = [name for name, about in names.algorithms().items() if setting in about["settings"]]
+    return found + [task for task in tasks() if setting in task_settings(task)]
 
 
 @lru_cache
 def about(task: str) -> dict[str, Any]:
     """Return the content of a task's file."""
-    if task not in tasks() and task in datasets.names():
-        raise InputError(f"unknown task {task!r}. It is a data set: write task=own data={task}")
     if task not in tasks():
+        from fedda.data import datasets
+
+        if task in datasets.names():
+            raise InputError(f"unknown task {task!r}. It is a data set: write task=own data={task}")
         raise unknown("task", task, tasks())
     return tomllib.loads((TASKS / f"{task}.toml").read_text(encoding="utf-8"))
 
@@ -226,7 +315,8 @@ def from_words(words: list[str]) -> dict[str, Any]:
     """Return the settings of a command line: those of a file, overridden by `key=value` words."""
     files = [word for word in words if "=" not in word]
     if len(files) > 1 or (files and not files[0].endswith(".toml")):
-        known = {"task": tasks(), "algorithm": algorithms.names()}
+        files_of_code = [word for word in files if word.endswith(".py")]
+        known = {"task": tasks(), "algorithm": [*names.algorithms(), *files_of_code]}
         meant = [f"{key}={word}" for word in files for key in known if word in known[key]]
         hint = f" Did you mean {' '.join(meant)}?" if meant else ""
         raise InputError(

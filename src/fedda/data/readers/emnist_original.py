@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.io import loadmat
 
 from fedda.data.readers.common import damaged, existing, labels, parsing
 from fedda.data.store import Client, Source
@@ -50,6 +49,8 @@ def read(path: Path, name: str) -> Source:
     if file := _matlab_file(path, part):
         with parsing(file):
             # Some damaged files crash SciPy. That ends only the child process (`sandbox.py`).
+            from scipy.io import loadmat  # slow to load, and only this layout needs it
+
             dataset = loadmat(file, variable_names=["dataset"], simplify_cells=True)["dataset"]
         return Source(
             {split: _writers(file, dataset, split, CLASSES[part]) for split in SPLITS},

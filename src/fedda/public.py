@@ -1,0 +1,26 @@
+"""The public names of the library: `fedda.run` is `run` of this module."""
+
+from fedda import algorithms, models
+from fedda.api import GridPoint, run, run_grid
+from fedda.core import losses
+from fedda.core.algorithm import Algorithm, Phase
+from fedda.data.preparation import Preparation
+from fedda.data.tabular import Federation, federation
+from fedda.models import Model
+from fedda.simulate.result import Result
+
+__all__ = [
+    "Algorithm",
+    "Federation",
+    "GridPoint",
+    "Model",
+    "Phase",
+    "Preparation",
+    "Result",
+    "algorithms",
+    "federation",
+    "losses",
+    "models",
+    "run",
+    "run_grid",
+]
