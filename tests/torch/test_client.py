@@ -143,7 +143,7 @@ EXAMPLES = TensorDataset(torch.zeros(5, 3), torch.zeros(5, 2))
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (EXAMPLES, "must give a DataLoader, got TensorDataset"),
+        (EXAMPLES, "must return a DataLoader, got TensorDataset"),
         (DataLoader(EXAMPLES, 2, drop_last=True), "no drop_last"),
         (DataLoader(EXAMPLES, None), "must have a batch_size"),
         (DataLoader(Stream(), 2), "a dataset with a length"),
