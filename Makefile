@@ -7,7 +7,7 @@ INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 # What pip says is shown if it fails.
 quietly = $(1) >$(VENV)/pip.log 2>&1 || { cat $(VENV)/pip.log >&2; exit 1; }
 
-.PHONY: demo test test-slow test-floor test-peers dist torch lint format lock clean
+.PHONY: demo docs docs-serve test test-slow test-floor test-peers dist torch lint format lock clean
 
 demo: $(VENV)/ready  ## Five algorithms on 100 clients with handwritten digits, a table and a report
 	$(BIN)/fedda compare $(DEMO)
@@ -44,6 +44,14 @@ TRY = .venv-dist/bin/python
 
 torch: $(VENV)/ready  ## An oracle of the tests that is too large for the lock; without it they skip
 	$(call quietly,$(INSTALL) torch==2.13.0)
+
+# MkDocs announces its successor at every build.
+docs docs-serve: export NO_MKDOCS_2_WARNING = 1
+docs: torch  ## The documentation, into site/; fails on a warning, and needs no network
+	$(BIN)/mkdocs build --quiet
+
+docs-serve: torch
+	$(BIN)/mkdocs serve
 
 lint: torch  ## Format, style, types (of the PyTorch client, too) and layers
 	$(BIN)/ruff format --check .
@@ -84,4 +92,4 @@ RESOLVE = pyproject.toml --extra dev --extra report --extra flower --extra priva
     --no-header --quiet --upgrade
 
 clean:
-	rm -rf .venv .venv-floor .venv-lock .venv-dist .venv-peers build dist
+	rm -rf .venv .venv-floor .venv-lock .venv-dist .venv-peers build dist site

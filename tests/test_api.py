@@ -1,4 +1,4 @@
-"""The front door: signatures, their documentation and the README say the same."""
+"""The front door: signatures, their documentation and the pages say the same."""
 
 import ast
 import importlib.util
@@ -12,8 +12,8 @@ import pytest
 import fedda
 from fedda import api
 from fedda.simulate.settings import Training
+from helpers.pages import ROOT, blocks
 
-ROOT = Path(__file__).parents[1]
 FUNCTIONS = [fedda.run, fedda.run_grid]
 OF_ALL = {"algorithm", "model", "clients", "loss"}
 
@@ -56,8 +56,8 @@ def test_run_and_run_grid_share_their_keywords_and_defaults():
     assert set(keywords(fedda.run_grid)) == {*shared, *api.OF_GRID}
 
 
-def test_the_table_of_the_readme_has_every_keyword_and_its_default():
-    text = (ROOT / "README.md").read_text().partition("| keyword of `fedda.run` |")[2]
+def test_the_table_of_keywords_has_each_and_its_default():
+    text = (ROOT / "docs/training.md").read_text().partition("| keyword of `fedda.run` |")[2]
     rows = [line.split(" | ") for line in text.partition("\n\n")[0].splitlines()[2:]]
     found = {}
     for names, defaults, _ in rows[:-1]:
@@ -69,10 +69,10 @@ def test_the_table_of_the_readme_has_every_keyword_and_its_default():
 
 def imports(path: Path) -> set[str]:
     """What a program or a page imports of fedda, as `module` or `module.name`."""
-    text = path.read_text()
-    blocks = [text] if path.suffix == ".py" else re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    is_program = path.suffix == ".py"
+    codes = [path.read_text()] if is_program else [b.text for b in blocks(path, "python")]
     found = set()
-    for node in (node for block in blocks for node in ast.walk(ast.parse(block))):
+    for node in (node for code in codes for node in ast.walk(ast.parse(code))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "fedda":
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
     return found

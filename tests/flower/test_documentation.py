@@ -1,4 +1,4 @@
-"""What the page about deployments says, done: its script, and its commands by hand.
+"""The commands of `"flower.md"`, run: its script, and the federation by hand.
 
 Each of the slow tests has a federation of its own, so they may run beside those that share one.
 """
@@ -15,6 +15,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra fedda[flower] is not installed")
 from helpers.federation import COMMANDS, EXAMPLE, PAGE, alive, descendants, example, soon, summary
+from helpers.pages import blocks
 
 pytestmark = pytest.mark.usefixtures("in_quick_processes")
 
@@ -76,22 +77,24 @@ def test_the_page_by_hand(tmp_path: Path):
     missing = [name for name in ("bash", "openssl", "ssh-keygen") if not shutil.which(name)]
     if missing:
         pytest.skip(f"the page uses {', '.join(missing)}")
-    page = PAGE.split("## By hand")[1].replace("/path/to/the/app", str(tmp_path / "app"))
+    page = PAGE.read_text().split("## By hand")[1].replace("/path/to/the/app", f"{tmp_path}/app")
     for port in ("9443", "9100", "9101"):
         page = page.replace(port, str(example.free_port()))
-    (configuration,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    changed = tmp_path / "flower.md"
+    changed.write_text(page)
+    (configuration,) = (block.text for block in blocks(changed, "toml"))
     address = re.search(r'address = "(.*):(.*)"', configuration)
     assert address is not None
     listening = (
         f"until (echo > /dev/tcp/{address[1]}/{address[2]}) 2> /dev/null; do sleep 0.2; done\n"
     )
-    blocks = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
-    blocks.insert(2, listening)
+    commands = [block.text for block in blocks(changed, "sh")]
+    commands.insert(2, listening)
     shutil.copytree(EXAMPLE, tmp_path / "app")
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "config.toml").write_text(configuration)
     done = subprocess.run(
-        ["bash", "-e", "-c", "trap 'kill $(jobs -p); wait' EXIT\n" + "".join(blocks)],
+        ["bash", "-e", "-c", "trap 'kill $(jobs -p); wait' EXIT\n" + "".join(commands)],
         cwd=tmp_path / "app",
         env=os.environ
         | {

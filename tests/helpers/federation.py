@@ -3,7 +3,6 @@
 import importlib
 import json
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -14,17 +13,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from helpers.pages import ROOT, blocks
+
 EXAMPLE = ROOT / "examples" / "flower-digits"
 sys.path.insert(0, str(EXAMPLE))
 example = importlib.import_module("federation")
 problem = importlib.import_module("flower_digits.problem")
 
-PAGE = (ROOT / "docs" / "flower.md").read_text()
+PAGE = ROOT / "docs" / "flower.md"
 COMMANDS = [  # of the page, as lists of words
     shlex.split(line, comments=True)
-    for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
-    for line in block.replace("\\\n", " ").splitlines()
+    for block in blocks(PAGE, "sh")
+    for line in block.text.replace("\\\n", " ").splitlines()
 ]
 
 

@@ -21,11 +21,12 @@ from fedda.core import tree
 from fedda.experiments import run as experiment
 from fedda.models import cnn, linear, mlp, resnet18
 from fedda.tasks import config
+from helpers.pages import ROOT, blocks
 
-PAGE = (Path(__file__).parents[2] / "docs" / "multi_host.md").read_text()
+PAGE = ROOT / "docs" / "multi_host.md"
 COMMANDS, RESUMED = (
-    [line.removesuffix(" &").split() for line in block.strip().splitlines()]
-    for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+    [line.removesuffix(" &").split() for line in block.text.strip().splitlines()]
+    for block in blocks(PAGE, "sh")
 )
 # Clients of SCAFFOLD keep something; three of them on two devices leave one place empty.
 SMALL = ["algorithm=scaffold", "model=linear", "clients=12", "cohort=3", "rounds=6", "eval_every=2"]
@@ -167,8 +168,8 @@ def test_who_waits_in_vain_says_so(start, port, tmp_path: Path):
     for at, process in zip(addresses, alone, strict=True):
         code, out, err = end(process)
         assert (code, out) == (2, "")
-        assert f"fedda: not all of 2 processes connected to 127.0.0.1:{at} within 3 seconds" in err
-        assert "Start each with the same command and a different --process" in err
+        assert f"fedda: not all of 2 processes came to 127.0.0.1:{at} within 3 seconds" in err
+        assert "Start each with the same command and its own --process" in err
     assert list((tmp_path / "alone").iterdir()) == []
 
 
@@ -177,7 +178,7 @@ def test_all_hear_that_one_was_given_something_else(start, port):
     for process in both:
         code, out, err = end(process)
         assert (code, out) == (2, "")
-        assert "fedda: process 0 has seed = 0, but process 1 has 1. Start each with" in err
+        assert "fedda: process 0 was given seed = 0, but process 1 1. Start each with" in err
 
 
 def test_what_one_is_refused_all_are(start, port, tmp_path: Path):
@@ -219,7 +220,7 @@ def test_wrong_numbers(words, message, monkeypatch, capsys, tmp_path: Path):
 def test_the_arithmetic_of_the_page():
     rows = [
         [cell.strip() for cell in line.split("|")[1:-1]]
-        for line in PAGE.splitlines()
+        for line in PAGE.read_text().splitlines()
         if line.startswith("|") and not line.startswith(("| model", "|---"))
     ]
     made = (mlp(64, 64, 10), cnn(28, 1, 62), resnet18(100), linear(10_000, 500))

@@ -1,11 +1,6 @@
 """PyTorch clients against JAX clients, and against PyTorch's own optimisers."""
 
-import os
-import re
-import subprocess
-import sys
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -234,40 +229,3 @@ def test_a_server_needs_no_more_than_the_module():
     load(again, served.state.params)
     for name, w in again.named_parameters():
         np.testing.assert_array_equal(w.detach(), served.state.params[name])
-
-
-PAGE = Path(__file__).parents[2] / "docs" / "pytorch.md"
-
-FEDERATION = """
-from flwr.app import Context, RecordDict
-
-import client_app, own_loop, server_app
-from helpers.flower_grid import LocalGrid
-
-grid = LocalGrid(5 * [client_app.app] + 5 * [own_loop.app])
-server_app.app(grid, Context(1, 1, {}, RecordDict(), {}))
-"""
-
-
-def test_the_page_is_a_program(tmp_path, monkeypatch):
-    """Its files are a federation, in which each of its two clients runs on half of the nodes."""
-    files = re.findall(r"`(\w+\.py)`[^\n]*\n\n```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(files) == PAGE.read_text().count("```python")
-    for name, text in files:
-        (tmp_path / name).write_text(text)
-    monkeypatch.delenv("XLA_FLAGS", raising=False)  # a plain session
-    tests = str(Path(__file__).parents[1])  # for its helpers
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")]))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # threads that wait for each other slow others down
-    done = subprocess.run(
-        [sys.executable, "-c", FEDERATION],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    said = re.fullmatch(r"accuracy (0\.\d+)\n", done.stdout)
-    assert float(said[1]) > 0.85
-    weights = torch.load(tmp_path / "model.pt", weights_only=True)
-    assert set(weights) == {"0.weight", "0.bias", "2.weight", "2.bias"}

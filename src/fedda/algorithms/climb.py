@@ -1,9 +1,10 @@
-"""CLIMB (Shen et al., ICLR 2022): FedAvg that listens more to clients who are worse off.
+"""CLIMB (Shen et al., ICLR 2022): FedAvg that gives more weight to clients with a high loss.
 
-It minimises the mean of the clients' losses f_i subject to f_i <= mean f + eps for each of them.
-Client i keeps a multiplier lambda_i, at first 0, which grows while its loss exceeds that bound:
+It minimises the mean of the clients' losses `f_i` under the constraint that no `f_i` exceeds that
+mean by more than `eps`. Client i keeps a multiplier `lambda_i`, at first 0, which grows while its
+loss breaks the constraint:
 
-    server:    sends W and L, the mean of all lambda_j, of clients heard and unheard
+    server:    sends W and L, the mean of all lambda_j, also of clients not yet visited
     client i:  l_i = its mean loss at W, on all its examples, in training mode
                y = W;  y <- y - client_lr * g_i(y; batch)    for every local step
                w_i = max(0, 1 + lambda_i - L)
@@ -15,20 +16,21 @@ Client i keeps a multiplier lambda_i, at first 0, which grows while its loss exc
                upload  c_i / clients
     server:    L <- L + sum_i c_i / clients
 
-`clients` counts the whole population. So multipliers follow the losses at this round's W and
-weigh from the next round on. Without w_i in the divisor, the weights of a cohort do not sum to 1:
-the length of a step varies with who is drawn. eps is in units of the loss and its published
-default of 1 is large: where all losses are below 1, no multiplier ever leaves 0.
+`clients` is the size of the whole population. The multipliers follow the losses at this round's
+`W` and change the weights from the next round on. The divisor has no `w_i`, so the weights of a
+cohort do not sum to 1 and the length of a step depends on who is drawn. `eps` has the units of
+the loss, and its published default of 1 is large: if all losses are below 1, every multiplier
+stays 0.
 
-The authors' code asks all clients for their losses, once in five rounds; here the cohort is asked
-every round, and its mean stands for that of all. The floor of 0 under w_i is added here: below it,
-W would move away from what a client has learnt.
+The authors' code asks all clients for their losses once in five rounds. Here the cohort is asked
+in every round, and its mean stands for the mean of all. The lower bound of 0 for `w_i` is our
+addition: below it, `W` would move away from what a client has learnt.
 
 Option:
-    weighting  examples: p_i = N_i. uniform: p_i = 1, as in the authors' code.
+    weighting  examples: `p_i = N_i`. uniform: `p_i = 1`, as in the authors' code.
 
-Weighting: by the number of examples, times w_i. A client keeps lambda_i (and l_i during a round),
-the server W, L and l. The second exchange is a number each way.
+Weighting: by the number of examples, times `w_i`. Client i keeps `lambda_i` (and `l_i` during a
+round); the server keeps `W`, `L` and `l`. The second exchange is one number each way.
 Communication, in models: 1 down, 1 up.
 """
 

@@ -1,10 +1,10 @@
-"""FedAvg (McMahan et al., AISTATS 2017): clients run SGD, the server averages where they end.
+"""FedAvg (McMahan et al., AISTATS 2017): clients run SGD, and the server averages their models.
 
     client i:  y = W;  y <- y - client_lr * g_i(y; batch)    for every local step
                upload  N_i (y - W),  N_i
     server:    W <- W + server_lr * sum_i N_i (y_i - W) / sum_i N_i
 
-Weighting: by the number of examples. Nobody keeps anything but the server its W.
+Weighting: by the number of examples. Clients keep nothing; the server keeps `W`.
 Communication, in models: 1 down, 1 up.
 """
 

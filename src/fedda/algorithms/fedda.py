@@ -2,10 +2,10 @@
 
     client i:  w = W;  m = M;  P = 0;  for every local step:
                    g = g_i(w; batch) + mu (w - W)
-                   w <- w - client_lr * g           the momentum is not used here: "decoupled"
+                   w <- w - client_lr * g           this step does not use the momentum
                    m <- beta1 m + (1 - beta1) g
                    P <- P + m
-               upload  N_i S,  N_i m,  N_i          S is the sum of its g
+               upload  N_i S,  N_i m,  N_i          where S is the sum of its g
     server:    S, m = the means of S_i, m_i weighted by N_i;  r counts the rounds before this one
                P = S + beta1 / (1 - beta1) (M - m)  which is the mean of the P_i
                G = (P - beta1 M) / (1 - beta1)      the gradient that would have moved M to P
@@ -14,34 +14,38 @@
                W <- W - s (P / (1 - beta1^(r+1))) / (sqrt(V / (1 - beta2^(r+1))) + e)
       adagrad  V <- V + G²
                W <- W - s G / (sqrt(V) + e)
-               M <- m                               in all three; M and V start at 0
+    server:    M <- m                               for all three; M and V start at 0
 
-mu > 0 is FedDA with FedProx. As the update is linear in g, the mean of the clients' momenta is the
-momentum of their mean gradients; with one full-batch step and all clients, a round is exactly one
-step of the centralised optimiser.
+``mu`` above 0 is FedDA with FedProx. The momentum is linear in the gradients, so the mean of the
+clients' momenta is the momentum of their mean gradients. With one full-batch step and all
+clients, a round is exactly one step of the centralised optimiser.
 
 Options (all):
-    sends     both: W and M. model: W alone. As m is linear in M, clients that begin at m = 0 upload
-              what they would without M, and beta1^T; the server adds beta1^T M. The numbers are the
-              same, down is half, and all that is uploaded is of this round.
-    momentum  kept: as above. restarted: M <- 0 after every round, an ablation. As m has to grow
-              again, the steps of the server are shorter then.
+    sends     both: the server sends `W` and `M`. model: it sends `W` alone. Clients then start at
+              `m = 0` and upload `beta1^T` too, and the server adds `beta1^T M`, which gives the
+              same numbers because `m` is linear in `M`. Half as much goes down, and every upload
+              depends on this round alone.
+    momentum  kept: as above. restarted: `M <- 0` after every round, an ablation. The momentum has
+              to grow again, so the server takes shorter steps.
 Options (adam, adagrad):
-    units     grad: s = server_lr client_lr, e = eps, as printed. delta: s = server_lr,
-              e = eps / client_lr, the units of FedOpt, whose momentum is one of model differences.
-    gradient  momentum: G as above. sum: G is the plain sum of the round's gradients, an ablation.
+    units     grad: `s = server_lr client_lr` and `e = eps`, as printed. delta: `s = server_lr`
+              and `e = eps / client_lr`, the units of FedOpt, whose momentum is one of model
+              differences.
+    gradient  momentum: `G` as above. sum: `G` is the sum of the round's gradients, an ablation.
 Option (adam):
-    bias      rounds: P is divided by 1 - beta1^(r+1). steps: by what P would be, a
-              step, if all gradients since the start of the run had been 1. With T steps on every
-              client that is the mean of 1 - beta1^k over k = rT + 1 .. rT + T.
+    bias      rounds: `P` is divided by `1 - beta1^(r+1)`. steps: `P` is divided by its value per
+              step if all gradients since the start of the run had been 1. With `T` steps on every
+              client, that is the mean of `1 - beta1^k` over `k = r T + 1 .. r T + T`.
 
-Readings, where the paper is ambiguous or misprinted: the exponents of the bias corrections are
-r + 1 (printed r divides by 0 in the first round) and the step divides by the root of the corrected,
-new V (both of it are printed): only so is a full round one of Adam. P = beta1 M + (1 - beta1) G
-defines G (printed without M). client_lr enters once, at the server or in the momentum, not twice.
-Both means are over the cohort, weighted by N_i. eps is added outside the root.
+Readings, where the paper is ambiguous or misprinted. The exponents of the bias corrections are
+`r + 1`; the printed `r` divides by 0 in the first round. The step divides by the root of the
+corrected new `V`; the paper prints both forms, and only this one makes a full round one step of
+Adam. `P = beta1 M + (1 - beta1) G` defines `G`; it is printed without `M`. ``client_lr`` enters
+once, at the server or in the momentum, not twice. Both means are over the cohort, weighted by
+`N_i`. `eps` is added outside the root.
 
-Weighting: by the number of examples. Clients keep nothing; the server keeps W, M (and V, r).
+Weighting: by the number of examples. Clients keep nothing; the server keeps `W`, `M` (and `V`,
+`r`).
 Communication, in models: 2 down, 2 up. (With sends=model: 1 down, 2 up.)
 """
 

@@ -1,37 +1,40 @@
 """FedLin (Mitra et al., NeurIPS 2021): local steps along the cohort's gradient, not the client's.
 
-A round has two exchanges, with the same clients. f_i is the mean loss of all examples of client i.
+A round has two exchanges, A and B, with the same clients. `f_i` is the mean loss of all examples
+of client i.
 
-    A client i:  h = grad f_i(W);  upload  N_i h,  N_i
-      server:    G = sum_i N_i h_i / sum_i N_i
+    A client i:  h = grad f_i(W)
+                 upload  N_i h,  N_i
+    A server:    G = sum_i N_i h_i / sum_i N_i
     B client i:  y = W;  y <- y - e * (g_i(y; batch) - grad f_i(W) + G)    for every local step
                  upload  N_i (y - W),  N_i
-      server:    W <- W + server_lr * sum_i N_i (y_i - W) / sum_i N_i
+    B server:    W <- W + server_lr * sum_i N_i (y_i - W) / sum_i N_i
 
-Under the reduction `sum`, g_i(y; batch) is b times a mean for a batch of b examples. There h, grad
-f_i(W) and G are those of a whole mini-batch, B times a mean, and a step takes b / B of them.
+With ``reduction="sum"``, `g_i(y; batch)` is `b` times a mean for a batch of `b` examples. Then
+`h`, `grad f_i(W)` and `G` are those of a whole mini-batch, `B` times a mean, and a step takes
+`b / B` of them.
 
-At y = W the step is that of G, so the round of clients with one full-batch step each is a step of
-gradient descent on the cohort's loss. Client i computes grad f_i(W) in A and again in B, so that it
-need not keep it; a model with dropout draws new noise. In the paper all clients take part, the
-mean is plain and server_lr is 1 (so WilliamYi96/VR-ProxSkip, main_0002.py, and zuangwang/fedrecu,
-trainers.py, read it); from memory of the paper, unchecked: batches are full, and e tau_i is the
-same for all clients, where tau_i is the number of local steps. A cohort that is a sample, mini-
-batches and N_i make it fit for many clients.
+At `y = W` the step follows `G`. So if each client takes one full-batch step, a round is one step
+of gradient descent on the cohort's loss. Client i computes `grad f_i(W)` in A and again in B, so
+it need not keep it; a model with dropout draws new noise. In the paper all clients take part, the
+mean is plain and ``server_lr`` is 1 (WilliamYi96/VR-ProxSkip, main_0002.py, and
+zuangwang/fedrecu, trainers.py, read it so). From memory of the paper, unchecked: batches are
+full, and `e K_i` is the same for all clients, where `K_i` is the number of local steps. Sampled
+cohorts, mini-batches and the weights `N_i` are added here for federations with many clients.
 
 Options:
-    rate         step: e = client_lr. total: e = client_lr / tau_i.
-    same_batch   no: as above. yes: g_i(W; batch) in place of grad f_i(W), on the very batch (and
-                 with the very noise) of g_i(y; batch), as in SVRG: less variance, two gradients a
-                 step.
+    rate         step: `e = client_lr`. total: `e = client_lr / K_i`.
+    same_batch   no: as above. yes: `g_i(W; batch)` in place of `grad f_i(W)`, on the same batch
+                 and with the same noise as `g_i(y; batch)`, as in SVRG. This has less variance
+                 and costs two gradients a step.
 
-The paper also sparsifies the gradients of A, with error feedback. That is not here: see
-`fedda.transforms.compression.top_k`, for the uploads of any algorithm.
+The paper also sparsifies the gradients of A, with error feedback. That is not implemented here;
+``fedda.transforms.compression.top_k`` sparsifies the uploads of any algorithm.
 
-Weighting: by the number of examples. The server keeps W (and G within a round); clients keep
-nothing.
-Communication, in models: 3 down, 2 up. W goes down in A and in B, which a client that keeps it in
-between could save.
+Weighting: by the number of examples. Clients keep nothing; the server keeps `W` (and `G` within a
+round).
+Communication, in models: 3 down, 2 up. The server sends `W` in A and again in B; a client that
+kept it between the two would save one.
 """
 
 from typing import Literal, NamedTuple

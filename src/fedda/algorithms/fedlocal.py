@@ -1,28 +1,29 @@
 """FedLocal (Wang et al., 2021): clients run an adaptive optimiser, restarted in every round.
 
-    client i:  y = W;  u = v = q = A = 0;  for local step k = 1 .. T_i, with g = g_i(y; batch):
+    client i:  y = W;  u = v = q = A = 0;  for local step k = 1 .. K_i, with g = g_i(y; batch):
       sgdm         u <- beta u + g;  y <- y - client_lr * u;  p = 1
       adam         u <- beta1 u + (1 - beta1) g;  v <- beta2 v + (1 - beta2) g²
                    y <- y - client_lr * (u / (1 - beta1^k)) / (sqrt(v / (1 - beta2^k)) + eps)
                    p = 1 / (sqrt(v) + eps)          this v is not corrected for bias
       adagrad      v <- v + g²;  y <- y - client_lr * g / (sqrt(v) + eps);  p = 1 / (sqrt(v) + eps)
-                   q <- beta q + (1 - beta) p       beta is beta1 for adam and 0 for adagrad
+    client i:      q <- beta q + (1 - beta) p       with beta = beta1 for adam, and 0 for adagrad
                    A <- A + q
                upload  N_i (y - W) / A,  N_i / A,  N_i
     server:    D_i = (y_i - W) / A_i,  and 0 where A_i = 0;  means are weighted by N_i
                W <- W + server_lr * (mean of D_i) / (mean of 1 / A_i)
 
-A_i is what the client's optimiser did to its gradients in total; dividing by it, clients that took
-more or longer steps do not pull the mean to their own optimum. The undamped momentum of SGDM beside
-its damped q is a factor 1 - beta in A_i, which cancels here and stays in the `local` correction.
-For plain SGD A_i = T_i, and this is FedNova; if all A_i are equal, it is no correction.
+`A_i` is the total factor that the client's optimiser applied to its gradients. After division by
+it, clients that took more or longer steps do not pull the mean towards their own optimum. SGDM
+has an undamped momentum and a damped `q`, which makes a factor `1 - beta` in `A_i`. The factor
+cancels in the joint correction and stays in the local one. For plain SGD, `A_i` is the number of
+local steps, and this is FedNova. If all `A_i` are equal, the correction changes nothing.
 
 Option:
-    correction  joint: as above. local: W <- W + server_lr * (mean of D_i).
-                none: W <- W + server_lr * (mean of y_i - W), and 1 / A_i is not sent.
+    correction  joint: as above. local: `W <- W + server_lr * (mean of D_i)`. none:
+                `W <- W + server_lr * (mean of y_i - W)`, and `1 / A_i` is not sent.
 
-Weighting: by the number of examples. Nobody keeps anything but the server its W. The A_i of SGDM is
-one number, which costs nothing to send.
+Weighting: by the number of examples. Clients keep nothing; the server keeps `W`. For SGDM, `A_i`
+is one number, which costs nothing to send.
 Communication, in models: 1 down, 1 up (fedlocal-sgdm); 1 down, 2 up (fedlocal-adam,
 fedlocal-adagrad).
 """

@@ -1,7 +1,7 @@
 """FedOpt (Reddi et al., ICLR 2021): FedAvg's clients, and an optimiser at the server.
 
-    client i:  as in FedAvg: plain SGD from W, upload  N_i (y - W),  N_i
-    server:    D = sum_i N_i (y_i - W) / sum_i N_i        -D takes the place of a gradient
+    client i:  as in FedAvg: plain SGD from W,  upload  N_i (y - W),  N_i
+    server:    D = sum_i N_i (y_i - W) / sum_i N_i        where -D takes the place of the gradient
       sgdm     m <- beta1 m + server_lr D
                W <- W + m
       adagrad  v <- v + D²
@@ -11,27 +11,32 @@
                W <- W + s m / (sqrt(v) + tau)
       yogi     as adam, but  v <- v - (1 - beta2) D² sign(v - D²)
 
-m starts at 0.
+`m` starts at 0.
 
-Option form:
-    paper     s = server_lr: no bias correction. v starts at tau², the least that the paper allows.
-    keras     as in the authors' code. v starts at 0, and (adam, yogi) with r rounds before this one
-              s = server_lr sqrt(1 - beta2^(r+2)) / (1 - beta1^(r+2)),
-              which corrects the bias of m and v and leaves tau as it is ("epsilon hat"). The
-              exponent is not r + 1: that code creates the optimiser's state by an update with a
-              gradient of zero, which counts. beta2 is then 0.999 by default, that of Keras.
-    sgdm      is FedAvgM (Hsu et al. 2019), whose momentum is not damped; so its default is keras,
-              as above, for which all published server rates are meant. paper is damped like the m
-              of the others, m <- beta1 m + (1 - beta1) D and W <- W + server_lr m, which is the
-              same with a server_lr that is 1 / (1 - beta1) times as large: so is its default.
+Option (adam, adagrad, yogi):
+    form      paper: `s = server_lr`, without bias correction, and `v` starts at `tau²`, the least
+              that the paper allows. keras: as in the authors' code. `v` starts at 0 and, for Adam
+              and Yogi after `r` rounds,
+              `s = server_lr sqrt(1 - beta2^(r+2)) / (1 - beta1^(r+2))`, which corrects the bias
+              of `m` and `v` and leaves `tau` as it is ("epsilon hat"). The exponent is not
+              `r + 1`: that code creates the optimiser's state by an update with a zero gradient,
+              which counts. `beta2` is then 0.999 by default, as in Keras.
+Option (sgdm):
+    form      keras: as above, FedAvgM (Hsu et al. 2019), whose momentum is not damped. All
+              published server rates are meant for it. paper: `m <- beta1 m + (1 - beta1) D` and
+              `W <- W + server_lr m`, damped like the momentum of the others. This is the same
+              with a ``server_lr`` that is `1 / (1 - beta1)` times as large, and so is its
+              default.
 
-The default rates and tau are the best that the authors found for EMNIST characters (their code,
-optimization/docs/hyperparameters.md). The paper form is algorithm 2 of the paper, as others read it
-too: v starts at tau² or above (conflux-fl/conflux-fl, crates/conflux-core/src/optimization.rs;
-wenh06/fl-sim), beta1 is 0.9 and beta2 0.99 (conflux-fl; Flower). Its mean is plain, that of the
-authors' code weighted by the number of examples.
+The default rates and `tau` are the best that the authors found for EMNIST characters (their code,
+optimization/docs/hyperparameters.md). The paper form is algorithm 2 of the paper, read as others
+read it: `v` starts at `tau²` or above (conflux-fl/conflux-fl,
+crates/conflux-core/src/optimization.rs; wenh06/fl-sim), `beta1` is 0.9 and `beta2` is 0.99
+(conflux-fl; Flower). The mean is plain in the paper and weighted by the number of examples in the
+authors' code.
 
-Weighting: by the number of examples. Clients keep nothing; the server keeps W, m and v (and r).
+Weighting: by the number of examples. Clients keep nothing; the server keeps `W`, `m` and `v` (and
+`r`).
 Communication, in models: 1 down, 1 up.
 """
 

@@ -1,10 +1,10 @@
-"""FedProx (Li et al., MLSys 2020): FedAvg whose clients are pulled back to the server's point.
+"""FedProx (Li et al., MLSys 2020): FedAvg whose clients are pulled back to the server's model.
 
     client i:  y = W;  y <- y - client_lr * (g_i(y; batch) + mu (y - W))    for every local step
                upload  N_i (y - W),  N_i
     server:    W <- W + server_lr * sum_i N_i (y_i - W) / sum_i N_i
 
-Weighting: by the number of examples. Nobody keeps anything but the server its W.
+Weighting: by the number of examples. Clients keep nothing; the server keeps `W`.
 Communication, in models: 1 down, 1 up.
 """
 

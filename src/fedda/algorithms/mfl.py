@@ -9,28 +9,31 @@
                    w <- w - client_lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
       adagrad      v <- v + g²
                    w <- w - client_lr g / (sqrt(v) + eps)
-               upload  N_i (w - W),  N_i (m - M),  N_i (v - V),  N_i (t - t0),  N_i
-    server:    W, M, V, t0 <- the means of w, m, v, t weighted by N_i; t0 is rounded
+    client i:  upload  N_i (w - W),  N_i (m - M),  N_i (v - V),  N_i (t - t0),  N_i
+    server:    W, M, V, t0 <- the means of w, m, v, t weighted by N_i;  t0 is rounded
                M, V and t0 start at 0
 
-Only sgdm is in the paper. adam and adagrad treat the whole state of the clients' optimiser in the
-same way, as google-research/federated does (optimization/fed_avg_client_opt.py, where t0 starts at
-1 by an update with a gradient of zero; here at 0, so that equal clients are Adam). Beware: the mean
-of the v is not the v of the mean gradient, and the mean of the steps is not the step of the means.
-With one full-batch step and all clients, a round is a step of the centralised optimiser for sgdm,
-and for adam and adagrad only if all clients have the same gradient.
+Only SGDM is in the paper. Adam and AdaGrad treat the whole state of the clients' optimiser in the
+same way, as google-research/federated does (optimization/fed_avg_client_opt.py). There `t0`
+starts at 1, by an update with a zero gradient; here it starts at 0, so that equal clients are
+Adam. Beware: the mean of the `v` is not the `v` of the mean gradient, and the mean of the steps
+is not the step of the means. With one full-batch step and all clients, a round is a step of the
+centralised optimiser for SGDM, and for Adam and AdaGrad only if all clients have the same
+gradient.
 
 Option (sgdm):
-    damping   off: as above. on: m <- gamma m + (1 - gamma) g, the local SGDM of the FedDA paper,
-              which is the same with a client_lr that is 1 / (1 - gamma) times as large: so is its
-              default.
+    damping   off: as above. on: `m <- gamma m + (1 - gamma) g`, the local SGDM of the FedDA
+              paper. This is the same with a ``client_lr`` that is `1 / (1 - gamma)` times as
+              large, and so is its default.
 
-That momentum is averaged and sent is also how JedMills/FedGBO reads the paper (fl_algs.py), with
-plain means, and for Adam as well, without bias correction. The abstract of the paper speaks of
-gradient descent, not of mini-batches. From memory of it, unchecked: gamma = 0.5, client_lr = 0.002
-and the weights. The defaults are our own: gamma = 0.9 is the beta1 of what MFL is compared with.
+JedMills/FedGBO (fl_algs.py) also averages and sends the momentum, with plain means, and does so
+for Adam too, without bias correction. The abstract of the paper speaks of gradient descent, not
+of mini-batches. From memory of the paper, unchecked: `gamma = 0.5`, `client_lr = 0.002` and the
+weights. The defaults are ours: `gamma = 0.9` is the `beta1` of the methods that MFL is compared
+with.
 
-Weighting: by the number of examples. Clients keep nothing; the server keeps W, M, V and t0.
+Weighting: by the number of examples. Clients keep nothing; the server keeps `W`, `M`, `V` and
+`t0`.
 Communication, in models: 2 down, 2 up (mfl-sgdm, mfl-adagrad); 3 down, 3 up (mfl-adam).
 """
 

@@ -1,44 +1,50 @@
 """Mime and MimeLite (Karimireddy et al., NeurIPS 2021): local steps with the server's statistics.
 
-A base optimiser is a direction U(d; s) and statistics s <- V(d; s), which start at 0:
+A base optimiser has statistics `s`, which start at 0, a direction `U(d; s)` and an update
+`s <- V(d; s)`:
 
-             s      U(d; s)                                       V(d; s)
-    sgdm     m      beta m + (1 - beta) d                         m <- beta m + (1 - beta) d
-    adam     m, v   (beta1 m + (1 - beta1) d) / (sqrt(v) + eps)   m <- beta1 m + (1 - beta1) d
-                                                                  v <- beta2 v + (1 - beta2) d²
-    adagrad  v      d / (sqrt(v) + eps)                           v <- v + d²
+      sgdm     s = m
+               U(d; s) = beta m + (1 - beta) d
+               V(d; s):  m <- beta m + (1 - beta) d
+      adam     s = (m, v)
+               U(d; s) = (beta1 m + (1 - beta1) d) / (sqrt(v) + eps)
+               V(d; s):  m <- beta1 m + (1 - beta1) d;  v <- beta2 v + (1 - beta2) d²
+      adagrad  s = v
+               U(d; s) = d / (sqrt(v) + eps)
+               V(d; s):  v <- v + d²
 
-s is frozen during local work, and only the server moves it, by gradients at its own point:
+Clients do not change `s`. The server alone updates it, with gradients at its own model:
 
     client i:  c_i = the mean gradient of all its examples at W;  y = W;  for every local step:
       mimelite     d = g_i(y; batch)
-      mime         d = g_i(y; batch) - g_i(W; batch) + c     the same batch, with the same noise
-                   y <- y - client_lr * U(d; s)
+      mime         d = g_i(y; batch) - g_i(W; batch) + c    on the same batch, with the same noise
+    client i:      y <- y - client_lr * U(d; s)
                upload  N_i (y - W),  N_i c_i,  N_i
     server:    c = sum_i N_i c_i / sum_i N_i
                W <- W + server_lr * sum_i N_i (y_i - W) / sum_i N_i
                s <- V(c; s)
 
-Under the reduction `sum`, g_i(y; batch) is b times a mean for a batch of b examples. There c_i and
-c are those of a whole mini-batch, B times a mean, and a step takes b / B of c.
+With ``reduction="sum"``, `g_i(y; batch)` is `b` times a mean for a batch of `b` examples. Then
+`c_i` and `c` are those of a whole mini-batch, `B` times a mean, and a step takes `b / B` of `c`.
 
-In Mime c is needed before the local steps, so a round has two exchanges: W down and c_i up, then
-W, s, c down and y - W up. A client keeps nothing in between, so W is sent twice.
+Mime needs `c` before the local steps, so a round has two exchanges: `W` down and `c_i` up, then
+`W`, `s`, `c` down and `y - W` up. A client keeps nothing in between, so `W` is sent twice.
 
 Option (adam, adagrad):
-    denominator  fresh: U takes v after V(d; s), which is then thrown away, as in FedJAX and
-                 TensorFlow Federated; so it is one step of the usual optimiser, and for Adam, with
-                 bias correction for r + 1 steps after r rounds. frozen: U as above, the reading of
-                 the paper, without bias correction. In the first round v = 0, and d / eps explodes,
-                 so U(d; s) = d there. A coordinate that had no gradient before is still divided by
-                 eps alone.
+    denominator  fresh: `U` takes `v` after `V(d; s)`, which is then thrown away, as in FedJAX and
+                 TensorFlow Federated. A local step is then one step of the usual optimiser; Adam
+                 has the bias correction of `r + 1` steps after `r` rounds. frozen: `U` as above,
+                 the reading of the paper, without bias correction. In the first round `v = 0` and
+                 `d / eps` explodes, so `U(d; s) = d` there. A coordinate that had no gradient
+                 before is still divided by `eps` alone.
 
-U and V of sgdm and adam (frozen), server_lr = 1 and the plain mean of the c_i and the y_i are also
-how JedMills/FedGBO reads the paper (optimizers.py, fl_algs.py), but for a v that starts at 1; all
-its runs of Adam have beta2 = 0.99 and eps = 1e-3. From memory of the paper, unchecked: that these
-are its numbers, beta and beta1 = 0.9, and adagrad, in whose place FedGBO has RMSProp.
+JedMills/FedGBO (optimizers.py, fl_algs.py) reads the paper in the same way: `U` and `V` of SGDM
+and Adam (frozen), ``server_lr`` of 1 and plain means of the `c_i` and the `y_i`; but its `v`
+starts at 1. All its runs of Adam have `beta2 = 0.99` and `eps = 1e-3`. From memory of the paper,
+unchecked: that these are its numbers, that `beta` and `beta1` are 0.9, and AdaGrad, in whose
+place FedGBO has RMSProp.
 
-Weighting: by the number of examples. Clients keep nothing; the server keeps W and s.
+Weighting: by the number of examples. Clients keep nothing; the server keeps `W` and `s`.
 Communication, in models: 2 down, 2 up (mimelite-sgdm, mimelite-adagrad); 3 down, 2 up
 (mimelite-adam); 4 down, 2 up (mime-sgdm, mime-adagrad); 5 down, 2 up (mime-adam).
 """

@@ -121,6 +121,34 @@ def defaults(name: str, **chosen: str) -> dict[str, Any]:
     return values | get(name, **chosen).Hyper._field_defaults
 
 
+class Setting(NamedTuple):
+    """A hyper-parameter or an option of an algorithm, for people to read."""
+
+    name: str
+    default: str
+    may_be: str
+    condition: (
+        str  # the option that brings it, as `form=keras`; empty if the algorithm always has it
+    )
+
+
+def described(algorithm: str | Algorithm) -> list[Setting]:
+    """Return the hyper-parameters of an algorithm, then its options."""
+    found: dict[str, Setting] = {}
+    known = options(algorithm)
+    choices = [(option, value) for option, values in known.items() for value in values]
+    for option, value in [("", ""), *choices]:  # an option may bring settings
+        Hyper = configure(algorithm, {option: value} if option else {})[0].Hyper
+        for setting, domain in domains(Hyper).items():
+            default = f"{Hyper._field_defaults[setting]:.3g}"
+            condition = f"{option}={value}" if option else ""
+            found.setdefault(setting, Setting(setting, default, domain.description, condition))
+    chosen = [
+        Setting(option, values[0], " or ".join(values), "") for option, values in known.items()
+    ]
+    return [*found.values(), *chosen]
+
+
 def get(name: str, **chosen: str) -> Algorithm:
     """Return the algorithm with a name. Equal requests return the same record.
 

@@ -1,40 +1,42 @@
 """SCAFFOLD (Karimireddy et al., ICML 2020): every local step is corrected for the client's drift.
 
-    client i:  y = W;  for each of its K_i local steps:
-                   y <- y - client_lr * (g_i(y; batch) - c_i + c)
-               II: c_i+ = the mean of the K_i gradients g_i(y; batch)
-               I:  c_i+ = the gradient of all its examples at W, one more pass over them
-               upload  N_i (y - W),  N_i,  N_i (c_i+ - c_i) / (number of clients),  1
-               c_i <- c_i+
-    server:    W <- W + server_lr * sum_i N_i (y_i - W) / sum_i N_i
-               C <- C + sum_i N_i (c_i+ - c_i) / (number of clients)
-               sends c = C / (the mean N_i of all uploads so far)
+    client i:    y = W;  for each of its K_i local steps:
+                     y <- y - client_lr * (g_i(y; batch) - c_i + c)
+    control II:  c_i+ = the mean of the K_i gradients g_i(y; batch)
+    control I:   c_i+ = the gradient of all its examples at W, one more pass over them
+    client i:    upload  N_i (y - W),  N_i,  N_i (c_i+ - c_i) / clients,  1
+                 c_i <- c_i+
+    server:      W <- W + server_lr * sum_i N_i (y_i - W) / sum_i N_i
+                 C <- C + sum_i N_i (c_i+ - c_i) / clients
+                 sends c = C / (the mean N_i of all uploads so far)
 
-All c_i and C begin at 0. So C is the mean of N_i c_i over all clients, visited or not, and c is the
-mean of the c_i weighted by N_i; while some clients were never asked, its divisor is an estimate.
+`clients` is the size of the whole population. All `c_i` and `C` start at 0. So `C` is the mean of
+`N_i c_i` over all clients, visited or not, and `c` is the mean of the `c_i` weighted by `N_i`.
+While some clients have not been visited, the divisor of `c` is an estimate.
 
-Where it rests: no client moves if c_i = g_i(W) and c = 0, whatever the divisor. Then C = 0, that is
-sum_i N_i g_i(W) = 0: W is a minimum of the federation's loss, in which every example counts once.
-For that the moves and the c_i must have the same weights. (With moves weighted by N_i and a plain
-mean of the c_i, it would rest where the plain mean of the clients' gradients is 0.)
+The fixed point: no client moves if `c_i = g_i(W)` and `c = 0`, whatever the divisor. Then
+`C = 0`, that is `sum_i N_i g_i(W) = 0`: `W` is a minimum of the federation's loss, in which every
+example counts once. This needs the same weights for the moves and for the `c_i`. With moves
+weighted by `N_i` and a plain mean of the `c_i`, the plain mean of the clients' gradients would be
+0 instead.
 
-Under the reduction `sum`, g_i(y; batch) is b times a mean for a batch of b examples. There c_i and
-c are those of a whole mini-batch, B times a mean: a step takes b / B of them, and II divides the
-sum of the K_i gradients by the sum of b / B. II is printed as c_i+ = c_i - c + (W - y) / (K_i
-client_lr); that is the same number, with cancellation.
+With ``reduction="sum"``, `g_i(y; batch)` is `b` times a mean for a batch of `b` examples. Then
+`c_i` and `c` are those of a whole mini-batch, `B` times a mean; a step takes `b / B` of them, and
+II divides the sum of the `K_i` gradients by the sum of `b / B`. The paper prints II as
+`c_i+ = c_i - c + (W - y) / (K_i client_lr)`, which is the same number, with cancellation.
 
-A c_i remembers: if the local steps of one client diverge once, its large c_i is subtracted from
-every step of its next visit, which can then ruin the model. So SCAFFOLD wants a lower client_lr
-than FedAvg, the more so the rarer clients are visited.
+A `c_i` is kept for long: if the local steps of one client diverge once, its large `c_i` is
+subtracted from every step of its next visit, which can then ruin the model. So SCAFFOLD needs a
+lower ``client_lr`` than FedAvg, and the more so the more rarely clients are visited.
 
 Options:
-    control    II or I, as above. The paper finds I at times more stable and II cheaper, and uses
+    control    II or I, as above. The paper finds I more stable at times and II cheaper, and uses
                II in all its experiments (its section 4).
-    weighting  examples: as above. uniform: 1 in place of N_i everywhere, as in the paper (its
+    weighting  examples: as above. uniform: 1 in place of `N_i` everywhere, as in the paper (its
                algorithm 1), whose objective is the plain mean of the clients' losses.
 
-Weighting: by the number of examples. The server keeps W and C; client i keeps c_i, one model, which
-waits for its next visit.
+Weighting: by the number of examples. The server keeps `W` and `C`; client i keeps `c_i`, one
+model, until its next visit.
 Communication, in models: 2 down, 2 up.
 """
 

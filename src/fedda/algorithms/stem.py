@@ -5,30 +5,33 @@
                    d <- g_i(x; batch) + (1 - a_t) (d - g_i(z; batch))    one batch for both
                    t <- t + 1
                upload  N_i (x - X),  N_i d,  N_i (t - t_r),  N_i
-    server:    X <- X + mean of x_i - X;  D <- mean of d_i;  t_r <- t_r + mean of t_i - t_r
-               W = X - eta_t D, the model, where t = t_r; the means are weighted by N_i
+    server:    X <- X + (mean of x_i - X);  D <- (mean of d_i);  t_r <- t_r + (mean of t_i - t_r)
+               W = X - eta_t D, the model, where t = t_r;  the means are weighted by N_i
 
-Both gradients of a step are taken on one batch, with the same dropout and augmentation: their
-difference tells how the gradient changed from z to x, so that d need not forget what it knew.
-The server's own step, from the mean point along the mean direction, leads to W; it is also the
-first step of every client of the next round, which is why X and D are sent and W is not. A client
-does not move along its last d, so a round of T local steps moves T times. Where clients differ in
-the number of their steps, t_r is a mean and need not be whole.
+Both gradients of a step are taken on one batch, with the same dropout and augmentation. Their
+difference shows how the gradient changed from `z` to `x`, so `d` can keep what it has learnt. The
+server's step, from the mean point along the mean direction, leads to `W`. It is also the first
+step of every client in the next round, so the server sends `X` and `D` and not `W`. A client does
+not move along its last `d`, so a round of `T` local steps moves `T` times. Where clients differ
+in the number of their steps, `t_r` is a mean and need not be a whole number.
 
-In the first round, t_r = 0, clients upload the gradient of all their examples at X as their d,
-one step of time without a move; so D is the full-batch gradient of a cohort, as the method
-demands, and all later rounds are as above. They do not pay for that pass: it is inside a loop
-that then turns 0 times. X starts at the initial W.
+In the first round, `t_r = 0`, clients upload the gradient of all their examples at `X` as their
+`d`: one step of time without a move. So `D` is the full-batch gradient of a cohort, as the method
+demands. Later rounds do not pay for that pass: it is inside a loop that then runs 0 times. `X`
+starts at the initial `W`.
 
 Option:
-    schedule  constant: eta = client_lr and a. theory: eta_t = kappa / (w + sigma2 t)^(1/3) and
-              a_t = min(1, c eta_t²), which all but stops forgetting once eta is small.
+    schedule  constant: `eta_t = client_lr` and `a_t = a`. theory:
+              `eta_t = kappa / (w + sigma2 t)^(1/3)` and `a_t = min(1, c eta_t²)`, which hardly
+              forgets once `eta_t` is small.
 
-From memory of the paper, unchecked: all of it, as of the paper only its abstract and no public code
-was found; in the paper all clients take part and count alike. Ranges from memory: kappa 0.01 to
-0.5, c 1 to 10, w = 1. Several local steps drift from the optimum, as FedAvg's do; one does not.
+From memory of the paper, unchecked: all of it, because only its abstract and no public code was
+found. In the paper all clients take part and have equal weight. Ranges from memory: `kappa` 0.01
+to 0.5, `c` 1 to 10, `w = 1`. Several local steps drift from the optimum, as FedAvg's do; one does
+not.
 
-Weighting: by the number of examples. Clients keep nothing; the server keeps X, D, t_r and its W.
+Weighting: by the number of examples. Clients keep nothing; the server keeps `X`, `D`, `t_r` and
+`W`.
 Communication, in models: 2 down, 2 up.
 """
 

@@ -40,15 +40,8 @@ def algorithms_command(
     else:
         names.check(name)
         say(name, "", (registry.module_of(name).__doc__ or "").strip(), "", SYMBOLS, "")
-    options = registry.options(method)
     rows = [["name", "default", "may be"]]
-    # An option may bring settings of its own.
-    for option, value in [("", ""), *((o, v) for o, choices in options.items() for v in choices)]:
-        Hyper = registry.configure(method, {option: value} if option else {})[0].Hyper
-        condition = f" (with {option}={value})" if option else ""
-        for setting, domain in registry.domains(Hyper).items():
-            if setting not in (row[0] for row in rows):
-                default = f"{Hyper._field_defaults[setting]:.3g}"
-                rows.append([setting, default, domain.description + condition])
-    rows += [[option, choices[0], " or ".join(choices)] for option, choices in options.items()]
+    for setting in registry.described(method):
+        condition = f" (with {setting.condition})" if setting.condition else ""
+        rows.append([setting.name, setting.default, setting.may_be + condition])
     print_table(rows, "llw", title="Settings")

@@ -1,6 +1,6 @@
-"""Convert PyTorch modules to models of this library, and back.
+"""Conversion of PyTorch modules to models of the library, and back.
 
-The server stores the parameters of a module as a dictionary of arrays by name.
+For the server, the parameters of a module are a dictionary from their names to arrays.
 """
 
 from collections.abc import Mapping
@@ -31,13 +31,7 @@ def parameters(module: Module) -> dict[str, Parameter]:
     """Return the parameters of a module by name.
 
     Raises:
-        InputError: The module has no parameters, parameters of an unsupported type, or layers with
-            running statistics.
-
-    Example:
-        >>> import torch
-        >>> sorted(parameters(torch.nn.Linear(4, 2)))
-        ['bias', 'weight']
+        InputError: The module cannot be federated.
     """
     if not isinstance(module, Module):
         raise InputError(f"module must be a torch.nn.Module, got {type(module).__name__}.")
@@ -49,7 +43,7 @@ def parameters(module: Module) -> dict[str, Parameter]:
         if parameter.dtype not in DTYPES:
             raise InputError(
                 "the parameters must be of float32, float64, float16 or bfloat16, got "
-                f"{parameter.dtype} in {name}. Convert the module, for example by module.float()."
+                f"{parameter.dtype} in {name}. Convert the module, for instance by module.float()."
             )
     for name, part in module.named_modules():
         if getattr(part, "track_running_stats", False):
@@ -60,39 +54,32 @@ def parameters(module: Module) -> dict[str, Parameter]:
 def private_buffer(what: str) -> InputError:
     """Return the error for a buffer that changes in training, and so differs between clients."""
     return InputError(
-        f"{what}, but a federation exchanges parameters only, so the buffer would stay on the "
-        "client. Use layers without such buffers: GroupNorm or LayerNorm in place of BatchNorm."
+        f"{what}, but a federated model is its parameters alone: such a buffer would stay with the "
+        "client. Use layers that keep none, such as GroupNorm or LayerNorm in place of BatchNorm."
     )
 
 
 def load(module: Module, params: Mapping[str, Any]) -> None:
-    """Copy parameters from the server into a module.
+    """Copy the parameters of a server's state into a module.
 
     Args:
         module: The module.
-        params: The arrays by parameter name, such as `served.state.params`.
+        params: Arrays by the names of the module's parameters, such as `served.state.params`.
 
     Raises:
-        InputError: The arrays have other names or shapes than the module's parameters.
-
-    Example:
-        >>> import numpy as np, torch
-        >>> module = torch.nn.Linear(2, 1)
-        >>> load(module, {"weight": np.ones((1, 2)), "bias": np.zeros(1)})
-        >>> module(torch.ones(2)).item()
-        2.0
+        InputError: The arrays have other names or shapes.
     """
     targets = parameters(module)
     if odd := sorted(targets.keys() ^ params.keys()):
         raise InputError(
             f"the module has {len(targets)} parameters, got {len(params)} arrays with other names, "
-            f"for example {odd[0]}. Build the same module as on the server."
+            f"{odd[0]} among them. Build the module as on the server."
         )
     for name, parameter in targets.items():
         if parameter.shape != params[name].shape:
             raise InputError(
                 f"{name} has shape {tuple(parameter.shape)} in the module, got an array of shape "
-                f"{tuple(params[name].shape)}. Build the same module as on the server."
+                f"{tuple(params[name].shape)}. Build the module as on the server."
             )
     with torch.no_grad():
         for name, parameter in targets.items():
@@ -100,17 +87,17 @@ def load(module: Module, params: Mapping[str, Any]) -> None:
 
 
 def model(module: Module) -> Model:
-    """Return a model for the server, with the module's current parameters as initial parameters.
+    """Return a module as a model for the server, with its present parameters for the first round.
 
-    The server does not run the module: it only needs the shapes of the parameters. An evaluation of
-    the model raises an `InputError`.
+    The server does not compute with the module. It only needs the shapes of uploads; an evaluation,
+    which would need numbers, is refused.
     """
     initial = {name: to_array(parameter) for name, parameter in parameters(module).items()}
 
     def refuse() -> np.ndarray:
         raise InputError(
-            "the server cannot evaluate a PyTorch module. Leave out test, and give evaluate, "
-            "a function that may load the parameters into the module with fedda.torch.load."
+            "a server does not compute with a PyTorch module, so it cannot evaluate one: leave "
+            "test out, and give evaluate, which may load the parameters with fedda.torch.load."
         )
 
     def apply(params: PyTree, x: Any) -> Any:
@@ -121,25 +108,17 @@ def model(module: Module) -> Model:
 
 
 def task(module: Module, epochs: int = 1) -> Task:
-    """Return the task for the `Settings` of a server whose clients train a PyTorch module.
-
-    The loss and the local work are chosen by the clients.
+    """Return the task for the `Settings` of a server; the clients know loss and local work.
 
     Args:
         module: The module.
-        epochs: The largest number of epochs of a client in a round. Secure aggregation computes
-            the range of its sums from it.
-
-    Example:
-        >>> import torch
-        >>> {name: leaf.shape for name, leaf in task(torch.nn.Linear(4, 2)).model.shapes().items()}
-        {'bias': (2,), 'weight': (2, 4)}
+        epochs: How often clients visit their examples at most, for the range of a secure sum.
     """
     return Task(model(module), lambda outputs, y: outputs, Plan(1, epochs, "epochs"))
 
 
 def to_array(tensor: Tensor) -> np.ndarray:
-    """Return a copy of a tensor as an array. It is float64 only if JAX has enabled float64."""
+    """Return a copy as an array, with bfloat16 of JAX, and float64 only if JAX has it enabled."""
     tensor = tensor.detach().cpu()
     if tensor.dtype == torch.bfloat16:
         return np.array(tensor.view(torch.uint16).numpy().view(jnp.bfloat16))
@@ -147,7 +126,7 @@ def to_array(tensor: Tensor) -> np.ndarray:
 
 
 def to_tensor(array: Any) -> Tensor:
-    """Return a copy of an array as a tensor, also for bfloat16, which NumPy lacks."""
+    """Return a copy of an array as a tensor; PyTorch cannot read the bfloat16 of JAX."""
     array = np.asarray(array)
     if array.dtype == jnp.bfloat16:
         return torch.tensor(array.view(np.uint16)).view(torch.bfloat16)
