@@ -20,23 +20,25 @@ from fedda.core.algorithm import Algorithm
 from fedda.core.task import ExampleWise, Task
 from fedda.data.federation import Shards, checked_pair, from_clients, num_rows
 from fedda.data.streaming import Feed
-from fedda.data.tabular import Federation, joined
+from fedda.data.tabular import Federation
 from fedda.errors import InputError, check_whole_number, is_finite, shown
 from fedda.models import Model
 from fedda.simulate import hosts
 from fedda.simulate.check_problem import check_problem
 from fedda.simulate.cohort import SAMPLERS, Layout, automatic_chunk
 from fedda.simulate.devices import everywhere, mesh_for
+from fedda.simulate.evaluation import evaluated_clients
 from fedda.simulate.grid import Batch, Begun, OnEvaluation, train_together
 from fedda.simulate.result import Result
 from fedda.simulate.run import ADVICE, train_run, why_untrained
 from fedda.simulate.settings import (
     KEYWORDS,
     Clients,
-    Examples,
+    Test,
     Training,
     checked_plan,
     host_rounds,
+    test_of_clients,
 )
 from fedda.simulate.train import Row, Setup, example
 from fedda.storage.checkpoint import digest
@@ -47,7 +49,7 @@ log = logging.getLogger("fedda")
 
 
 # The other keywords, which a person may have misspelt.
-OF_RUN = ("seed", "directory", "checkpoint_every", "start", "on_evaluation")
+OF_RUN = ("seed", "per_client", "directory", "checkpoint_every", "start", "on_evaluation")
 OF_GRID = ("grid", "seeds", "together")
 
 CHANGEABLE = ("devices", "checkpoint_every")  # settings that a resumed run may change
@@ -67,7 +69,7 @@ def run(
     clients: Clients,
     loss: ExampleWise,
     *,
-    test: Examples | None = None,
+    test: Test | None = None,
     metrics: Sequence[ExampleWise] = (),
     rounds: int = 100,
     cohort: int = 10,
@@ -83,6 +85,7 @@ def run(
     memory_gb: float = 4.0,
     sampling: str = "uniform",
     seed: int = 0,
+    per_client: bool = False,
     directory: str | PathLike[str] | None = None,
     checkpoint_every: int = 5,
     start: Result | None = None,
@@ -100,7 +103,8 @@ def run(
         clients: A federation (`fedda.federation` makes one), or one pair of arrays `(x, y)` for
             each client, of any number of examples: a list, or a dictionary by client name.
         loss: A function of `(outputs, y)` that gives one number for each example.
-        test: A pair of arrays `(x, y)` to evaluate on. By default, the test examples of a
+        test: A pair of arrays `(x, y)` to evaluate on; or a list of one pair for each client, on
+            all of which together the run is evaluated. By default, the test examples of a
             federation.
         metrics: Functions of `(outputs, y)`, to report on the test set by their names.
         rounds: The number of rounds.
@@ -122,6 +126,9 @@ def run(
         sampling: How cohorts are drawn: `"uniform"`, or as in published experiments `"fedopt"` or
             `"tff21"`.
         seed: The seed of everything random.
+        per_client: Whether to evaluate every client after the last round, for `Result.per_client`:
+            on its own test examples if `test` has some for each client, else on the examples that
+            it is trained with.
         directory: Where to keep the settings, the metrics and checkpoints. Called again with the
             same directory, an interrupted run continues, and ends with exactly the numbers of one
             that was not interrupted; a finished run is read back. The settings, the data and the
@@ -176,13 +183,18 @@ def run(
             seed,
             kept,
             settings=settings,
+            preparation=clients.preparation if isinstance(clients, Federation) else None,
             start=start,
             checkpoint_every=checkpoint_every,
             on_evaluation=on_evaluation,
         )
+        if per_client:
+            evaluated = evaluated_clients(setup, result.params)
+            result = dataclasses.replace(result, per_client=evaluated)
         last = result.history[-1]
         if path is not None:
-            kept.finish(lambda: identity | {"final": json_numbers(last)})
+            clients_too = {"per_client": result.per_client} if per_client else {}
+            kept.finish(lambda: identity | {"final": json_numbers(last), **clients_too})
     if kept.resumed_at is not None:
         log.info("%s: continued from round %d", path, kept.resumed_at)
     for note in kept.notes:
@@ -203,6 +215,8 @@ def _settings(
     algorithm, task = training.algorithm, setup.task
     known = algorithms.options(algorithm) if isinstance(algorithm, str) else {}
     given = {name: plain(value) for name, value in training._asdict().items()}
+    if isinstance(training.clients, Federation) and training.clients.classes:
+        given["classes"] = list(map(plain, training.clients.classes))
     return given | {
         "algorithm": algorithm if isinstance(algorithm, str) else "your own",
         **{name: chosen.get(name, choices[0]) for name, choices in known.items()},
@@ -235,7 +249,7 @@ def run_grid(
     grid: Mapping[str, Sequence[float]],
     seeds: Sequence[int] = (0,),
     together: int | None = None,
-    test: Examples | None = None,
+    test: Test | None = None,
     metrics: Sequence[ExampleWise] = (),
     rounds: int = 100,
     cohort: int = 10,
@@ -427,9 +441,12 @@ def _prepare(
     clients, test = given.clients, given.test
     if isinstance(clients, Federation):
         if test is None and any(len(y) for _, y in clients.test):
-            test = joined(clients.test)
+            test = clients.test
         clients = dict(zip(clients.names, clients.clients, strict=True))
     shards = clients if isinstance(clients, (Shards, Feed)) else from_clients(clients)
+    of_clients = test_of_clients(test, shards.num_clients)
+    if of_clients is not None:
+        test = (of_clients.x, of_clients.y)
     test = None if test is None else checked_pair(test, "the test set")
     plan = checked_plan(given, shards)
     full_rounds = last_rounds(given.stabilise, given.rounds)
@@ -457,6 +474,8 @@ def _prepare(
         layout=Layout(chunk, mesh),
         sample=SAMPLERS[given.sampling],
         host_rounds=host_rounds(given, kept, shards.num_clients),
+        test_clients=of_clients,
+        names=list(map(str, clients)) if isinstance(clients, Mapping) else (),
     )
     return setup, values
 

@@ -7,6 +7,7 @@ from fedda.core.algorithm import Algorithm, Phase
 from fedda.data.preparation import Preparation
 from fedda.data.tabular import Federation, federation
 from fedda.models import Model
+from fedda.simulate.evaluation import evaluate
 from fedda.simulate.result import Result
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Preparation",
     "Result",
     "algorithms",
+    "evaluate",
     "federation",
     "losses",
     "models",

@@ -222,6 +222,17 @@ def test_a_refused_run_leaves_nothing_behind(tmp_path: Path):
     assert not (tmp_path / "new").exists()
 
 
+def test_a_configuration_may_ask_for_an_evaluation_of_each_client(tmp_path: Path):
+    small = config.resolve({"per_client": True, "clients": 12, "rounds": 2, "model": "linear"})
+    outcome = experiment.run(small, tmp_path / "run")
+    found = json.loads((tmp_path / "run" / "summary.json").read_text())["per_client"]
+    assert found == outcome.result.per_client
+    assert (found["on"], found["clients"]) == ("train", list(range(12)))
+    assert {name: len(values) for name, values in found["metrics"].items()} == {
+        "loss": 12, "accuracy": 12
+    }  # fmt: skip
+
+
 def test_a_diverging_run_is_written_as_null_and_counted(tmp_path: Path):
     wild = {"algorithm": "fedavg", "client_lr": 1e38, "server_lr": 1e38, "stabilise": 0}
     settings = {key: value for key, value in SMALL.items() if key != "algorithm"} | wild

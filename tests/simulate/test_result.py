@@ -5,6 +5,7 @@ import pickle
 
 import jax.numpy as jnp
 import numpy as np
+import pandas
 import pytest
 
 import fedda
@@ -55,6 +56,24 @@ def test_predict_applies_the_trained_model(result: fedda.Result):
     np.testing.assert_array_equal(result.predict(x.tolist()), result.predict(x))
     with pytest.raises(InputError, match=r"predict needs the model.*load\(path, model=model\)"):
         dataclasses.replace(result, model=None).predict(x)
+
+
+def test_a_federation_brings_its_classes_and_its_preparation():
+    table = pandas.DataFrame(
+        {
+            "hospital": ["north", "south"] * 20,
+            "age": RNG.normal(50, 10, 40),
+            "ward": RNG.choice(["A", "B"], 40),
+            "outcome": RNG.choice(["well", "ill"], 40),
+        }
+    )
+    hospitals = fedda.federation(table, client="hospital", label="outcome")
+    found = fedda.run("fedavg", MODEL, hospitals, LOSS, metrics=[ACCURACY], rounds=2, cohort=2)
+    assert found.settings["classes"] == ["ill", "well"]
+    assert found.preparation is not None
+    prepared = found.preparation.apply(table)
+    np.testing.assert_array_equal(found.predict(table), found.predict(prepared))
+    np.testing.assert_array_equal(found.predict(table), MODEL.apply(found.params, prepared))
 
 
 def test_a_pickled_result_leaves_out_the_model_and_keeps_the_rest(result: fedda.Result):

@@ -5,7 +5,8 @@ does the same, or returns a numerator and a denominator for each example; the me
 then the sum of the numerators divided by the sum of the denominators.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,25 @@ from jax import Array, lax
 
 from fedda.errors import InputError
 
+Measure = TypeVar("Measure", bound=Callable[..., Any])
 
+
+def lower_is_better(measure: Measure) -> Measure:
+    """Mark a metric whose lower values are better, as all losses of this module are.
+
+    Statistics of the worst clients need it: see `fedda.evaluate`.
+
+    Example:
+        >>> import fedda
+        >>> @fedda.losses.lower_is_better
+        ... def wrong(logits, labels):
+        ...     return 1 - fedda.losses.accuracy(logits, labels)
+    """
+    measure.__dict__["higher_is_better"] = False
+    return measure
+
+
+@lower_is_better
 def cross_entropy(logits: Array, labels: Array) -> Array:
     """Return the cross-entropy of integer labels, -log softmax(logits)[label].
 
@@ -36,6 +55,7 @@ def cross_entropy(logits: Array, labels: Array) -> Array:
     return -jnp.take_along_axis(log_probabilities, labels[:, None], axis=-1)[:, 0]
 
 
+@lower_is_better
 def squared_error(outputs: Array, targets: Array) -> Array:
     """Return (output - target)², averaged over the outputs of an example.
 
@@ -85,6 +105,7 @@ def accuracy(logits: Array, labels: Any) -> Array:
     return (jnp.argmax(logits, -1) == labels).astype(logits.dtype)
 
 
+@lower_is_better
 def tag_cross_entropy(logits: Array, tags: Array) -> Array:
     """Return the binary cross-entropy of multi-label data, averaged over all tags.
 

@@ -107,31 +107,37 @@ def from_partition(x: np.ndarray, y: np.ndarray, partition: Sequence[np.ndarray]
     return from_clients([(x[rows], y[rows]) for rows in partition])
 
 
-def from_clients(clients: Iterable[tuple[Any, Any]] | Mapping[str, tuple[Any, Any]]) -> Shards:
+def from_clients(
+    clients: Iterable[tuple[Any, Any]] | Mapping[Any, tuple[Any, Any]], owner: str = "client"
+) -> Shards:
     """Return the shards of clients, given as a list or by name as pairs of arrays `(x, y)`.
+
+    Args:
+        clients: The pairs.
+        owner: What to call a client in errors, before its name or number.
 
     Raises:
         InputError: The arrays of a client cannot be used; the message names the client.
     """
     if isinstance(clients, Mapping):
-        owners = [f"client {name!r}" for name in clients]
+        owners = [f"{owner} {name!r}" for name in clients]
         clients = clients.values()
     elif isinstance(clients, Iterable) and not isinstance(clients, str):
         clients = list(clients)
-        owners = [f"client {number}" for number in range(len(clients))]
+        owners = [f"{owner} {number}" for number in range(len(clients))]
     else:
         raise InputError(
             "clients must be a list of pairs (x, y) of arrays, or a dictionary of them, got "
             f"{type(clients).__name__}. fedda.federation makes clients of a table."
         )
-    pairs = [checked_pair(pair, owner) for pair, owner in zip(clients, owners, strict=True)]
+    pairs = [checked_pair(pair, name) for pair, name in zip(clients, owners, strict=True)]
     filled = [pair for pair in pairs if len(pair[0])]
     if not filled:
         raise InputError(
             f"clients must hold at least one example, got {len(pairs)} clients with none."
         )
-    for pair, owner in zip(pairs, owners, strict=True):
-        check_shapes(pair, filled[0], owner)
+    for pair, name in zip(pairs, owners, strict=True):
+        check_shapes(pair, filled[0], name)
     count = np.array([len(x) for x, _ in pairs], np.int32)
     x, y = (np.concatenate(arrays) for arrays in zip(*filled, strict=True))
     return Shards(

@@ -1,7 +1,7 @@
 """A federation of tables: clients, test examples and how their columns were prepared."""
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal, NamedTuple
@@ -374,9 +374,3 @@ def _examples(
             f"{', '.join(plain)} are of both kinds. Choose with features."
         )
     return columns.narrowed(np.stack(numbers, axis=1)), None
-
-
-def joined(pairs: Iterable[Pair]) -> Pair:
-    """Return the examples of all clients as one pair of arrays."""
-    x, y = zip(*pairs, strict=True)
-    return np.concatenate(x), np.concatenate(y)

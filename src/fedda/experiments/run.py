@@ -3,6 +3,7 @@
 Of several processes that train one run, only the first has the directory.
 """
 
+import dataclasses
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from fedda.core import tree
 from fedda.reports.runs import SUMMARY
 from fedda.simulate import devices, hosts
 from fedda.simulate import train as simulate
+from fedda.simulate.evaluation import evaluated_clients
 from fedda.simulate.result import Result
 from fedda.simulate.run import train_run
 from fedda.simulate.settings import KEYWORDS
@@ -137,6 +139,9 @@ def train(
             checkpoint_every=config.checkpoint_every,
             on_evaluation=show,
         )
+        if config.per_client:
+            clients = evaluated_clients(setup, result.params)
+            result = dataclasses.replace(result, per_client=clients)
 
         def summary() -> dict[str, Any]:
             if not hosts.is_first():
@@ -169,6 +174,8 @@ def _summary(config: Config, prepared: Prepared, result: Result) -> dict[str, An
         "devices": 1 if mesh is None else mesh.size,  # that were used
         "processes": jax.process_count(),
     }
+    if result.per_client is not None:
+        summary["per_client"] = result.per_client
     if problem.final is not None:
         params = devices.here(result.params)
         whole = simulate.evaluate_blocks(setup.task, params, problem.final())

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedda.core.tree import PyTree
+from fedda.data.preparation import Preparation
 from fedda.errors import InputError
 from fedda.models import Model
 from fedda.simulate.train import Row
@@ -23,7 +24,8 @@ class Result:
         history: One row for each evaluation.
         memory: What clients keep between rounds. Results of `run_grid` lack it.
         settings: The settings of the run, as plain values: the algorithm, its hyper-parameters,
-            `rounds`, `cohort`, `seed`, the names of the `metrics` and more.
+            `rounds`, `cohort`, `seed`, the names of the `metrics` and more. If the clients are a
+            federation with classes, `classes` are their values, in the order of the outputs.
         model: The model, if it is known.
         preparation: How a table becomes inputs of the model, if the clients came from a table.
         per_client: The evaluation of each client after the last round, if the run was asked for it.
@@ -34,7 +36,7 @@ class Result:
     memory: Any = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     model: Model | None = None
-    preparation: Any = None
+    preparation: Preparation | None = None
     per_client: Mapping[str, Any] | None = None
 
     @property

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedda.algorithms.registry import plain
+from fedda.data.preparation import Preparation
 from fedda.simulate import hosts
 from fedda.simulate import train as simulate
 from fedda.simulate.result import Result
@@ -23,6 +24,7 @@ def train_run(
     kept: RunDirectory,
     *,
     settings: Mapping[str, Any],
+    preparation: Preparation | None = None,
     start: Result | None = None,
     checkpoint_every: int = 5,
     on_evaluation: Callable[[Row], object] | None = None,
@@ -35,6 +37,7 @@ def train_run(
         seed: The seed of everything random.
         kept: The directory of the run.
         settings: The settings of the run, for the result.
+        preparation: How the examples were made of a table, for the result.
         start: An earlier result, to continue for `setup.rounds` more.
         checkpoint_every: The number of evaluations between checkpoints. There is one at the end.
         on_evaluation: Called with each new row. If it returns True, the run ends there.
@@ -72,6 +75,7 @@ def train_run(
         memory=run.memory,
         settings=dict(settings),
         model=setup.task.model,
+        preparation=preparation,
     )
 
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from numbers import Real
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeGuard
 
 from jax.typing import ArrayLike
 
 from fedda.core.algorithm import Algorithm
 from fedda.core.task import ExampleWise, Plan
-from fedda.data.federation import Shards
+from fedda.data.federation import Shards, from_clients
 from fedda.data.streaming import Feed
 from fedda.data.tabular import Federation
 from fedda.errors import LARGEST, InputError, check_whole_number, is_finite, shown, unknown
@@ -17,6 +17,7 @@ from fedda.simulate.cohort import SAMPLERS
 
 Examples = tuple[ArrayLike, ArrayLike]
 Clients = Sequence[Examples] | Mapping[str, Examples] | Federation | Shards | Feed
+Test = Examples | Sequence[Examples]  # the second: one pair for each client
 
 
 class Training(NamedTuple):
@@ -26,7 +27,7 @@ class Training(NamedTuple):
     model: Model
     clients: Clients
     loss: ExampleWise
-    test: Examples | None = None
+    test: Test | None = None
     metrics: Sequence[ExampleWise] = ()
     rounds: int = 100
     cohort: int = 10
@@ -44,6 +45,29 @@ class Training(NamedTuple):
 
 
 KEYWORDS = tuple(Training._field_defaults)  # all but algorithm, model, clients and loss
+
+
+def is_one_pair_a_client(data: Any) -> TypeGuard[Sequence[Examples]]:
+    """Return whether data are a list of tuples `(x, y)`, and not one pair of arrays."""
+    return isinstance(data, list) and all(
+        isinstance(pair, tuple) and len(pair) == 2 for pair in data
+    )
+
+
+def test_of_clients(test: Any, num_clients: int) -> Shards | None:
+    """Return the test examples of each client; None if `test` is one pair of arrays, or None.
+
+    Raises:
+        InputError: There is not one pair for each client.
+    """
+    if not is_one_pair_a_client(test):
+        return None
+    if len(test) != num_clients:
+        raise InputError(
+            f"test must be a pair (x, y), or a list of one pair for each of the {num_clients} "
+            f"clients, got a list of {len(test)}. Give empty arrays for a client without any."
+        )
+    return from_clients(test, owner="the test set of client")
 
 
 def checked_plan(given: Training, shards: Shards | Feed) -> Plan:

@@ -51,6 +51,8 @@ class Setup(NamedTuple):
         sample: How cohorts are drawn.
         host_rounds: For how many rounds client memory is fetched from the host; `None` if all of it
             is on the device.
+        test_clients: The test examples of each client, if the test set is divided among them.
+        names: The names of the clients, if they have some.
     """
 
     algorithm: Algorithm
@@ -65,6 +67,8 @@ class Setup(NamedTuple):
     layout: Layout = Layout()
     sample: Sampler = draw_cohort
     host_rounds: int | None = None
+    test_clients: Shards | None = None
+    names: Sequence[str] = ()
 
     def task_of(self, number: int) -> Task:
         """Return the task of a round: in the last ones, clients take one full-batch step."""

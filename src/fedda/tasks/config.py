@@ -56,6 +56,7 @@ class Config:
     # On the device, for what clients keep, and for examples; what is more stays on the host.
     memory_gb: float = 4.0
     data_gb: float = 8.0
+    per_client: bool = False  # evaluate every client after the last round
     options: Mapping[str, Any] = field(default_factory=dict)  # settings of the task
     chosen: Mapping[str, Any] = field(default_factory=dict)  # settings of the algorithm
     source: Mapping[str, str] = field(default_factory=dict)  # the file of an algorithm of one's own

@@ -16,6 +16,7 @@ def ink(x: Array) -> Array:
     return 1 - preprocessing.scaled(x).reshape(x.shape[0], -1)
 
 
+@losses.lower_is_better
 def mse(outputs: Array, images: Array) -> Array:
     """Return the squared error of a pixel, averaged over an image."""
     return losses.squared_error(outputs, ink(images))

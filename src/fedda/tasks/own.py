@@ -20,6 +20,7 @@ def prepare(x: Array) -> Array:
     return x[..., None] if x.ndim == 3 else x
 
 
+@losses.lower_is_better
 def mean_squared_error(outputs: Array, targets: Array) -> Array:
     return losses.squared_error(outputs, targets.reshape(outputs.shape))
 
