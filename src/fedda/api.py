@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from numbers import Real
 from os import PathLike
 from pathlib import Path
@@ -28,7 +29,8 @@ from fedda.simulate.check_problem import check_problem
 from fedda.simulate.cohort import SAMPLERS, Layout, automatic_chunk
 from fedda.simulate.devices import everywhere, mesh_for
 from fedda.simulate.evaluation import evaluated_clients
-from fedda.simulate.grid import Batch, Begun, OnEvaluation, train_together
+from fedda.simulate.grid import Batch, Begun, OnEvaluation, Part, train_together
+from fedda.simulate.progress import GridProgress, Progress, Update, bars, grid_bar, run_bar
 from fedda.simulate.result import Result
 from fedda.simulate.run import ADVICE, train_run, why_untrained
 from fedda.simulate.settings import (
@@ -44,13 +46,22 @@ from fedda.simulate.train import Row, Setup, example
 from fedda.storage.checkpoint import digest
 from fedda.storage.directory import RunDirectory
 from fedda.storage.files import json_numbers
+from fedda.storage.interrupts import Interrupted, stoppable
 
 log = logging.getLogger("fedda")
 
 
 # The other keywords, which a person may have misspelt.
-OF_RUN = ("seed", "per_client", "directory", "checkpoint_every", "start", "on_evaluation")
-OF_GRID = ("grid", "seeds", "together")
+OF_RUN = (
+    "seed",
+    "per_client",
+    "directory",
+    "checkpoint_every",
+    "start",
+    "on_evaluation",
+    "progress",
+)
+OF_GRID = ("grid", "seeds", "together", "progress")
 
 CHANGEABLE = ("devices", "checkpoint_every")  # settings that a resumed run may change
 
@@ -63,6 +74,7 @@ class GridPoint(NamedTuple):
     result: Result
 
 
+@stoppable
 def run(
     algorithm: str | Algorithm,
     model: Model,
@@ -90,6 +102,7 @@ def run(
     checkpoint_every: int = 5,
     start: Result | None = None,
     on_evaluation: Callable[[Row], object] | None = None,
+    progress: bool = True,
     **hyper: float | str,
 ) -> Result:
     """Train a model with a federated algorithm.
@@ -138,6 +151,8 @@ def run(
         start: The result of an earlier call, to continue for `rounds` more. Running 100 rounds
             twice gives the same result as running 200 rounds once.
         on_evaluation: Called with each new row of the history. Return True to end the run.
+        progress: Whether to show progress: a bar in a terminal, a line in a notebook, elsewhere a
+            line on standard error every ten seconds or more.
         **hyper: Hyper-parameters and options of the algorithm, such as `client_lr`.
 
     Returns:
@@ -149,6 +164,9 @@ def run(
     Raises:
         InputError: An argument is wrong; or `directory` is in use, damaged or holds another run;
             or every round was skipped, because no upload was finite or no client had examples.
+        Interrupted: Ctrl-C was pressed. The run goes on to its next evaluation, or to the end of a
+            compilation, and writes a checkpoint if it has a directory. The error has the `result`
+            so far. A second Ctrl-C stops the run as soon as JAX returns, without a result.
 
     Example:
         >>> import fedda, jax.numpy as jnp, numpy as np
@@ -176,7 +194,21 @@ def run(
     identity = {} if path is None else settings | _digests(setup, start)
     identity |= {"checkpoint_every": int(checkpoint_every)}
     hp = traced(values, model)
-    with hosts.agreed(lambda: RunDirectory(path, identity, CHANGEABLE)) as kept:
+
+    def last_round() -> int:
+        return rounds + (0 if start is None else int(start.history[-1]["round"]))
+
+    with (
+        hosts.agreed(lambda: RunDirectory(path, identity, CHANGEABLE)) as kept,
+        _bar(algorithm, progress) as bar,
+    ):
+        tell = run_bar(bar)
+        measures = [] if setup.test is None else [metric.__name__ for metric in metrics] or ["loss"]
+
+        def report(row: Row) -> object:
+            tell(Progress(row, last_round(), measures[0] if measures else None))
+            return None if on_evaluation is None else on_evaluation(row)
+
         result = train_run(
             setup,
             hp,
@@ -186,7 +218,8 @@ def run(
             preparation=clients.preparation if isinstance(clients, Federation) else None,
             start=start,
             checkpoint_every=checkpoint_every,
-            on_evaluation=on_evaluation,
+            on_compile=lambda: tell(None),
+            on_evaluation=report,
         )
         if per_client:
             evaluated = evaluated_clients(setup, result.params)
@@ -199,13 +232,19 @@ def run(
         log.info("%s: continued from round %d", path, kept.resumed_at)
     for note in kept.notes:
         log.warning("%s: %s", path, note)
-    at_the_end = last["round"] == rounds + (0 if start is None else start.history[-1]["round"])
-    if at_the_end and (why := why_untrained(last)):
+    if last["round"] == last_round() and (why := why_untrained(last)):
         raise InputError(why)
     if setup.host_rounds is not None:
         return result
     # A table of all clients may be large: the host keeps it, so that the device has room again.
     return dataclasses.replace(result, memory=jax.device_get(result.memory))
+
+
+@contextmanager
+def _bar(algorithm: str | Algorithm, progress: bool) -> Iterator[Update]:
+    """Show the progress of a call, which says nothing in a log if it is short."""
+    with bars(quiet=not progress or not hosts.is_first(), every=10.0, silent=10.0) as add:
+        yield add(algorithm if isinstance(algorithm, str) else "your own")
 
 
 def _settings(
@@ -240,6 +279,7 @@ def _digests(setup: Setup, start: Result | None) -> dict[str, Any]:
     }
 
 
+@stoppable
 def run_grid(
     algorithm: str | Algorithm,
     model: Model,
@@ -264,6 +304,7 @@ def run_grid(
     devices: int | None = 1,
     memory_gb: float = 4.0,
     sampling: str = "uniform",
+    progress: bool = True,
     **hyper: float | str,
 ) -> list[GridPoint]:
     """Train every combination of hyper-parameters and seeds, many at once in one program.
@@ -291,6 +332,7 @@ def run_grid(
         devices: As in `run`.
         memory_gb: As in `run`.
         sampling: As in `run`.
+        progress: As in `run`.
         **hyper: The hyper-parameters and options that all runs share.
 
     Returns:
@@ -298,6 +340,8 @@ def run_grid(
 
     Raises:
         InputError: An argument is wrong.
+        Interrupted: Ctrl-C was pressed, as in `run`. Its `result` is a list of the points that had
+            finished.
 
     Example:
         >>> import fedda, jax.numpy as jnp, numpy as np
@@ -333,12 +377,27 @@ def run_grid(
         raise InputError(f"run_grid trains at least two runs, got {len(points)}. Use run for one.")
     found: list[GridPoint] = []
     hypers, every_seed = zip(*points, strict=True)
-    for part in train_grid(setup, hypers, every_seed, together):
-        for member, state, history in zip(part.members, part.states(), part.histories, strict=True):
-            values, seed = points[member]
-            settings = _settings(training, setup, values, hyper) | {"seed": seed}
-            result = Result(state=state, history=history, settings=settings, model=model)
-            found.append(GridPoint({name: getattr(values, name) for name in grid}, seed, result))
+    with _bar(algorithm, progress) as bar:
+        tell = grid_bar(bar)
+        tell(None)
+
+        def report(members: range, part: Part) -> None:
+            counts = (len(points), len(members), part.round, rounds)
+            tell(GridProgress(members.start, *counts))
+
+        try:
+            for batch in train_grid(setup, hypers, every_seed, together, report):
+                for member, state, history in zip(
+                    batch.members, batch.states(), batch.histories, strict=True
+                ):
+                    values, seed = points[member]
+                    chosen = {name: getattr(values, name) for name in grid}
+                    settings = _settings(training, setup, values, hyper) | {"seed": seed}
+                    result = Result(state=state, history=history, settings=settings, model=model)
+                    found.append(GridPoint(chosen, seed, result))
+        except Interrupted as stop:
+            stop.result = found
+            raise
     return found
 
 

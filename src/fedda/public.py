@@ -9,11 +9,13 @@ from fedda.data.tabular import Federation, federation
 from fedda.models import Model
 from fedda.simulate.evaluation import evaluate
 from fedda.simulate.result import Result
+from fedda.storage.interrupts import Interrupted
 
 __all__ = [
     "Algorithm",
     "Federation",
     "GridPoint",
+    "Interrupted",
     "Model",
     "Phase",
     "Preparation",

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from helpers.commands import QUICK, WILD
 
 
 def test_runs_of_the_same_second_have_directories_of_their_own(fedda, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("fedda.cli.terminal.time.strftime", lambda form: "now")
+    monkeypatch.setattr("fedda.cli.terminal.time", SimpleNamespace(strftime=lambda form: "now"))
     for _ in range(3):
         assert fedda("run", *QUICK, "-q")[0] == 0
     names = sorted(path.name for path in (tmp_path / "runs").iterdir())
@@ -119,6 +120,7 @@ def test_sigterm_says_how_to_go_on(tmp_path: Path, in_quick_processes):
     )
     assert process.stderr is not None
     try:
+        assert process.stderr.readline() == "fedda-sgdm: compiling ...\n"
         assert "round 0/100000" in process.stderr.readline()
         process.terminate()
         _, err = process.communicate(timeout=600)

@@ -27,6 +27,7 @@ from fedda.errors import InputError
 from fedda.experiments import run as experiment
 from fedda.simulate import grid, train
 from fedda.simulate.grid import Part
+from fedda.simulate.progress import Progress
 from fedda.storage.directory import RunDirectory, read_settings
 from fedda.storage.provenance import compile_seconds, provenance
 from fedda.tasks.config import Config
@@ -119,7 +120,9 @@ def train_one(config: Config, folder: Path, name: str, report: Report, over: Ove
     """
     directory = folder / ".work" / name
 
-    def on_progress(progress: experiment.Progress) -> None:
+    def on_progress(progress: Progress | None) -> None:
+        if progress is None:
+            return
         value = progress.row[progress.metric]
         shown = "-" if value is None else f"{value:.3g}"
         done = f"round {progress.row['round']}/{progress.rounds}"

@@ -43,11 +43,11 @@ def compare_command(
     words = settings or []
     _check_words(words, everything)
 
-    from fedda.cli.progress import bars, run_bar
     from fedda.experiments import compare
     from fedda.reports import statistics
     from fedda.reports.runs import read_runs
     from fedda.simulate import devices
+    from fedda.simulate.progress import bars, run_bar
     from fedda.simulate.run import why_untrained
 
     devices.start_up()

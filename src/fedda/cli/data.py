@@ -19,10 +19,10 @@ from fedda.tasks import config
 if TYPE_CHECKING:
     import numpy as np
 
-    from fedda.cli.progress import Update
     from fedda.data import datasets, store
     from fedda.data.federation import Shards
     from fedda.data.streaming import Feed
+    from fedda.simulate.progress import Update
     from fedda.tasks import Problem
 
 data_app = typer.Typer(
@@ -283,15 +283,15 @@ def _print_store(name: str, opened: store.Store) -> None:
 @contextmanager
 def _progress(name: str) -> Iterator[tuple[datasets.Track, datasets.Tell]]:
     """Show the progress of downloads, and of an import from its first message on."""
-    from fedda.cli.progress import bars
+    from fedda.simulate.progress import bars
 
-    with bars(seconds=10) as add:
+    with bars(every=10) as add:
         importing = cache(lambda: add(name))
         yield (lambda file: _download_bar(add(file)), lambda message: importing()(0, None, message))
 
 
 def _download_bar(update: Update) -> Callable[[int, int | None], None]:
-    from fedda.cli.progress import Speed
+    from fedda.simulate.progress import Speed
 
     speed = Speed()
 

@@ -54,13 +54,13 @@ def run_command(
 
     import jax
 
-    from fedda.cli.progress import bars, run_bar
     from fedda.cli.report import print_rows
     from fedda.cli.tensorboard import event_file
     from fedda.experiments import run as experiment
     from fedda.reports.runs import read_runs
     from fedda.reports.statistics import table
     from fedda.simulate import devices, hosts
+    from fedda.simulate.progress import Progress, bars, run_bar
     from fedda.simulate.run import why_untrained
     from fedda.storage.provenance import versions
 
@@ -85,9 +85,9 @@ def run_command(
     with bars(quiet) as add, terminal.training(hint, terminable=coordinator is None):
         show = run_bar(add(str(resume or resolved.algorithm)))
 
-        def on_progress(done: experiment.Progress) -> None:
+        def on_progress(done: Progress | None) -> None:
             show(done)
-            if track is not None:
+            if track is not None and done is not None:
                 track(done.row)
 
         if resume is not None:

@@ -1,18 +1,13 @@
 """The command `fedda sweep`."""
 
 import json
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from fedda.cli import terminal
 from fedda.errors import InputError, writing
 from fedda.tasks import config
-
-if TYPE_CHECKING:
-    from fedda.cli.progress import Update
-    from fedda.experiments.sweep import Progress
 
 
 @writing("--out")
@@ -47,10 +42,10 @@ def sweep_command(
     values = config.from_words(settings or [])
     config.check_names(values)
 
-    from fedda.cli.progress import bars
     from fedda.experiments import sweep
     from fedda.reports import heatmap
     from fedda.simulate import devices
+    from fedda.simulate.progress import bars, grid_bar
 
     devices.start_up()
     resolved = config.resolve(values)
@@ -58,7 +53,7 @@ def sweep_command(
     directory = out_dir or terminal.new_directory(f"sweep-{resolved.task}-{resolved.algorithm}")
     hint = f"Continue with the same command and --out {directory}"
     with bars(quiet) as add, terminal.training(lambda: hint):
-        tell = _sweep_bar(add(resolved.algorithm))
+        tell = grid_bar(add(resolved.algorithm))
         summary = sweep.run(
             resolved, points, seeds, directory, by=by, together=together, on_progress=tell
         )
@@ -86,17 +81,6 @@ def _grid(words: list[str]) -> dict[str, list[Any]]:
             raise InputError(f"--grid {name} is given twice: list all its values in one.")
         grid[name] = [config.parse([f"{name}={value}"])[name] for value in values.split(",")]
     return grid
-
-
-def _sweep_bar(update: "Update") -> "Callable[[Progress], None]":
-    def tell(progress: "Progress") -> None:
-        first, last = progress.finished + 1, progress.finished + progress.training
-        runs = f"runs {first}-{last}" if last > first else f"run {first}"
-        done = progress.finished * progress.rounds + progress.training * progress.round
-        text = f"{runs} of {progress.runs}: round {progress.round}/{progress.rounds}"
-        update(done, progress.runs * progress.rounds, text)
-
-    return tell
 
 
 def _print_ranking(summary: dict[str, Any]) -> None:

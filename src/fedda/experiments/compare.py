@@ -12,6 +12,7 @@ from typing import Any
 from fedda import algorithms, api
 from fedda.errors import InputError
 from fedda.experiments import run as experiment
+from fedda.simulate.progress import Progress
 from fedda.storage.directory import check_same
 from fedda.storage.files import check_empty, locked, read_sealed, sealed, write_whole
 from fedda.tasks import config
@@ -19,7 +20,7 @@ from fedda.tasks.config import Config
 
 FILE = "comparison.toml"
 Plans = dict[str, Config]  # by the names of their directories
-Tell = Callable[[experiment.Progress], None]  # called at every evaluation of a run
+Tell = Callable[[Progress | None], None]  # called at every evaluation, and before with None
 Track = Callable[[str], Tell]  # called with the label of each run
 
 

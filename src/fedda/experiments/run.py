@@ -17,6 +17,7 @@ from fedda.reports.runs import SUMMARY
 from fedda.simulate import devices, hosts
 from fedda.simulate import train as simulate
 from fedda.simulate.evaluation import evaluated_clients
+from fedda.simulate.progress import Progress
 from fedda.simulate.result import Result
 from fedda.simulate.run import train_run
 from fedda.simulate.settings import KEYWORDS
@@ -26,16 +27,7 @@ from fedda.storage.files import check_empty, json_numbers
 from fedda.tasks import config as configs
 from fedda.tasks.config import Config
 
-
-class Progress(NamedTuple):
-    """What a person watching a run wants to know, given after every evaluation."""
-
-    row: Row
-    rounds: int
-    metric: str
-
-
-OnProgress = Callable[[Progress], object]
+OnProgress = Callable[[Progress | None], object]  # None: programs are compiled
 
 
 class Outcome(NamedTuple):
@@ -74,7 +66,7 @@ def resume(
         given: Settings, which may repeat those of the run but not change them, except for the
             number of devices, as the next machine may have another, and how often a checkpoint is
             kept from now on.
-        on_progress: Called after every evaluation.
+        on_progress: Called with None before programs are compiled, then after every evaluation.
     """
 
     def settings() -> bytes:
@@ -137,6 +129,7 @@ def train(
             kept,
             settings=config.flat() | {"metrics": [each.__name__ for each in problem.metrics]},
             checkpoint_every=config.checkpoint_every,
+            on_compile=lambda: on_progress is not None and on_progress(None),
             on_evaluation=show,
         )
         if config.per_client:

@@ -22,6 +22,7 @@ from fedda.errors import InputError, unknown
 from fedda.experiments import run as experiment
 from fedda.reports import statistics
 from fedda.simulate.grid import Part
+from fedda.simulate.progress import GridProgress
 from fedda.simulate.train import TOTALS, Row, averaged
 from fedda.storage.directory import RunDirectory
 from fedda.storage.files import json_numbers, write_whole
@@ -38,16 +39,6 @@ class Point(NamedTuple):
     seed: int
 
 
-class Progress(NamedTuple):
-    """What a person watching a sweep wants to know, given after every evaluation."""
-
-    finished: int  # runs, also those of earlier processes
-    runs: int
-    training: int  # runs that are trained together now
-    round: int
-    rounds: int
-
-
 def run(
     config: Config,
     grid: Grid,
@@ -56,7 +47,7 @@ def run(
     *,
     by: str = "train_loss",
     together: int | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[GridProgress | None], None] | None = None,
 ) -> dict[str, Any]:
     """Train the points of a sweep that its directory does not hold yet.
 
@@ -67,7 +58,7 @@ def run(
         directory: A new directory, or one of a sweep with the same configuration.
         by: What the points are ranked by.
         together: The number of runs to train at a time. None takes as many as fit in memory.
-        on_progress: Called after every evaluation.
+        on_progress: Called with None before programs are compiled, then after every evaluation.
 
     Returns:
         The summary.
@@ -94,8 +85,10 @@ def run(
             if on_progress is not None:
                 finished = len(wanted) - len(left) + members.start
                 counts = (len(wanted), len(members), part.round, sparse.rounds)
-                on_progress(Progress(finished, *counts))
+                on_progress(GridProgress(finished, *counts))
 
+        if left and on_progress is not None:
+            on_progress(None)
         hypers, left_seeds = [wanted[point] for point in left], [point.seed for point in left]
         for batch in api.train_grid(setup, hypers, left_seeds, together, tell) if left else ():
             for i, history in zip(batch.members, batch.histories, strict=True):

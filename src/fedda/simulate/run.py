@@ -13,6 +13,7 @@ from fedda.simulate import hosts
 from fedda.simulate import train as simulate
 from fedda.simulate.result import Result
 from fedda.simulate.train import Row, Run, Setup
+from fedda.storage import interrupts
 from fedda.storage.checkpoint import on_host, restored
 from fedda.storage.directory import RunDirectory
 
@@ -27,6 +28,7 @@ def train_run(
     preparation: Preparation | None = None,
     start: Result | None = None,
     checkpoint_every: int = 5,
+    on_compile: Callable[[], object] = lambda: None,
     on_evaluation: Callable[[Row], object] | None = None,
 ) -> Result:
     """Train a run to its end, from the newest checkpoint if its directory has one.
@@ -40,10 +42,15 @@ def train_run(
         preparation: How the examples were made of a table, for the result.
         start: An earlier result, to continue for `setup.rounds` more.
         checkpoint_every: The number of evaluations between checkpoints. There is one at the end.
+        on_compile: Called before programs are compiled, if there is anything left to train.
         on_evaluation: Called with each new row. If it returns True, the run ends there.
 
     Returns:
         The result of all rounds, also of those that earlier processes did.
+
+    Raises:
+        Interrupted: A signal came. If that was after an evaluation, a checkpoint was written and
+            the error has the result.
     """
     first, run = 0, None
     if start is not None:
@@ -56,27 +63,40 @@ def train_run(
     elif start is not None:
         for row in start.history:
             kept.log(row)
-    if found is None or not found.progress["finished"]:
-        for evaluation in simulate.train(setup, hp, [seed], first, run):
-            row, run = evaluation.row, evaluation.run
+
+    def result() -> Result:
+        assert run is not None  # a run has at least one round, so an evaluation or a checkpoint
+        return Result(
+            state=jax.tree.map(jnp.asarray, run.state),
+            history=[_with_nan(row) for row in kept.history],
+            memory=run.memory,
+            settings=dict(settings),
+            model=setup.task.model,
+            preparation=preparation,
+        )
+
+    saved, unfinished = first, found is None or not found.progress["finished"]
+    if unfinished:
+        on_compile()
+    try:
+        for evaluation in simulate.train(setup, hp, [seed], first, run) if unfinished else ():
+            row, run, first = evaluation.row, evaluation.run, evaluation.round
             kept.log(row if start is None else _counted_on(start.history[-1], row))
-            ended = evaluation.round == setup.rounds
+            ended = first == setup.rounds
             if ended or len(kept.history) % checkpoint_every == 0:
-                kept.save(evaluation.round, run, {"finished": ended})
+                kept.save(first, run, {"finished": ended})
+                saved = first
             row = _with_nan(kept.history[-1])
             if on_evaluation is not None and plain(on_evaluation(row)) is True and not ended:
-                kept.save(evaluation.round, run, {"finished": True})
+                kept.save(first, run, {"finished": True})
                 break
-    assert run is not None  # a run has at least one round, so an evaluation or a checkpoint
-    state = jax.tree.map(jnp.asarray, run.state)
-    return Result(
-        state=state,
-        history=[_with_nan(row) for row in kept.history],
-        memory=run.memory,
-        settings=dict(settings),
-        model=setup.task.model,
-        preparation=preparation,
-    )
+    except interrupts.Interrupted as stop:
+        if stop.whole and run is not None:
+            if saved < first:
+                kept.save(first, run, {"finished": False})
+            stop.result = result()
+        raise
+    return result()
 
 
 def _with_nan(row: Row) -> Row:

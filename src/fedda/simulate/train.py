@@ -262,14 +262,20 @@ def train(
         one = tree.take(one, jnp.asarray(0))
     bytes_a_client = traffic(algorithm, task, *one, example(setup.shards))
     row = partial(_row, setup, together, tuple(setup.cohort * number for number in bytes_a_client))
+    spans = host_work(setup, seeds, first)
+    span = next(spans, None)
+    if span is not None:  # compile first: then the time between two evaluations is that of rounds
+        interrupts.check()
+        _, table, slots = _fetch(setup, run, span) if on_host else (None, run.memory, None)
+        program = segment(algorithm, setup.task_of(first), setup.layout, together)
+        program.lower(hp, run._replace(memory=table), key, span._replace(slots=slots)).compile()
     if fresh:
+        interrupts.check()
         yield Evaluation(0, row(0, run, None), run)
     tally = None
     queued: deque[Tally] = deque()
-    spans = host_work(setup, seeds, first)
-    span = next(spans, None)
     while span is not None:
-        interrupts.check()
+        interrupts.check(whole=tally is None)
         visited, table, slots = _fetch(setup, run, span) if on_host else (None, run.memory, None)
         program = segment(algorithm, setup.task_of(span.first), setup.layout, together)
         new, more = program(hp, run._replace(memory=table), key, span._replace(slots=slots))
