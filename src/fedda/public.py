@@ -7,6 +7,7 @@ from fedda.core.algorithm import Algorithm, Phase
 from fedda.data.preparation import Preparation
 from fedda.data.tabular import Federation, federation
 from fedda.models import Model
+from fedda.reports.results import report
 from fedda.simulate.evaluation import evaluate
 from fedda.simulate.result import Result
 from fedda.storage.interrupts import Interrupted
@@ -25,6 +26,7 @@ __all__ = [
     "federation",
     "losses",
     "models",
+    "report",
     "run",
     "run_grid",
 ]

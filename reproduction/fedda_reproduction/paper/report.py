@@ -25,7 +25,7 @@ Values = dict[float, list[float]]  # of several seeds, by the horizontal axis
 
 
 def write(folder: Path, directory: Path) -> list[Path]:
-    """Write `results.html`, and its figures as PNG and PDF.
+    """Write `results.html`, and its figures as PNG.
 
     The page is `README.md` of the folder with its places filled. A figure stands in the place of
     each comment `<!-- figure: NAME -->`, where there is something to draw of that experiment.
@@ -48,7 +48,6 @@ def write(folder: Path, directory: Path) -> list[Path]:
         package=__package__,
         title=title,
         parts=parts,
-        plotly=html.plotly_script() if files else "",
     )
     write_whole(directory / "results.html", page)
     return [directory / "results.html", *files]

@@ -15,11 +15,11 @@ from fedda_reproduction.theory.verdicts import NEARER, Row, select
 FEDDA, LOCAL, OTHER, QUIET = 0, 1, 2, 6
 STYLES = {"decoupled": FEDDA, "local": LOCAL}
 NAMES = {"decoupled": "decoupled (FedDA)", "local": "local momentum"}
-LOGARITHMIC: Row = {"log_y": True, "markers": True}
+LOGARITHMIC: Row = {"scale": figures.LOG, "markers": True}
 
 
 def draw(record: Row, directory: Path) -> list[Path]:
-    """Write every figure as PNG and PDF; return the paths."""
+    """Write every figure as PNG; return the paths."""
     deviation = record["deviation"]
     panels = {
         "deviation": _momenta(deviation["curves"]),

@@ -4,23 +4,44 @@ The same curves can be plotted on a web page: see `fedda.reports.html`.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from fedda.errors import import_extra
 from fedda.reports.statistics import Curve
 from fedda.storage.files import naming
 
 # Okabe and Ito's colours, less black and yellow, which vanish on a dark or a light page; then four
-# more, since a figure of the paper has ten methods. Eleven colours and four dashes have no common
-# factor, so 44 lines differ before a pair comes again.
+# more, since a figure of the paper has ten methods. Then the colours come again with another dash.
 COLOURS = (
     *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F"),
     *("#8A63D2", "#8A8D0F", "#D81B60", "#A0664F"),
 )
 BLUE, ORANGE, GREEN, PINK, YELLOW, SKY, GREY = COLOURS[:7]
-DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}  # Plotly's and Matplotlib's
+DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}  # ours and Matplotlib's
+FADED = "#8C8C8C"  # of lines in the background, on a light and a dark page
+MOST_COLOURS = 8  # of more lines than these, only the first FEW have a colour
+FEW = 5
+
+# How a vertical axis counts: evenly; in powers of ten; or in powers of ten of 1 - value, which
+# separates accuracies near 1.
+LINEAR, LOG, LOG_ERROR = "linear", "log", "log error"
+EARLY = 0.1  # the share of a training whose values may leave the axes
+
+
+# For each scale: from a value to its place on the axis, and back.
+_PLACES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    LINEAR: (lambda value: value, lambda place: place),
+    LOG: (np.log10, lambda place: 10.0**place),
+    LOG_ERROR: (
+        lambda value: -np.log10(np.maximum(1 - value, 1e-12)),
+        lambda place: 1 - 10.0**-place,
+    ),
+}
 
 
 class Line(NamedTuple):
@@ -29,6 +50,7 @@ class Line(NamedTuple):
     curve: Curve
     style: int  # number of its colour and dash
     thick: bool = False  # and in front of the others
+    faded: bool = False  # grey, and behind the others
 
 
 class Panel(NamedTuple):
@@ -38,10 +60,15 @@ class Panel(NamedTuple):
     x_label: str
     y_label: str
     lines: Sequence[Line]
-    log_y: bool = False
+    scale: str = LINEAR  # of the vertical axis
     markers: bool = False  # mark every point, on a logarithmic horizontal axis
     title: str = ""  # shown in files only: a page has headings
     y_range: tuple[float, float] | None = None  # of the vertical axis, where curves leave it
+
+    @property
+    def band_opacity(self) -> float:
+        """The opacity of the bands; many lie on one another."""
+        return min(0.15, max(0.06, 0.5 / len(self.lines)))
 
     @property
     def x_ticks(self) -> list[float]:
@@ -55,7 +82,7 @@ class Panel(NamedTuple):
 
 def line_style(number: int) -> tuple[str, str]:
     """Return the colour of a line, and its dash as a key of `DASHES`."""
-    return COLOURS[number % len(COLOURS)], list(DASHES)[number % len(DASHES)]
+    return COLOURS[number % len(COLOURS)], list(DASHES)[number // len(COLOURS) % len(DASHES)]
 
 
 def metric_label(key: str) -> str:
@@ -68,13 +95,59 @@ def sentence_case(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
-def needs_log_axis(curves: Iterable[Curve]) -> bool:
-    """Return whether a linear axis would flatten most curves against its edge.
+def lines_of(curves: Sequence[Curve]) -> list[Line]:
+    """Return the curves as lines, in the order of their importance. Of many, a few have colours."""
+    most = FEW if len(curves) > MOST_COLOURS else len(curves)
+    return [Line(curve, number, faded=number >= most) for number, curve in enumerate(curves)]
 
-    A method that diverges, or the untrained model, would do that.
+
+def choose_scale(curves: Iterable[Curve], higher_is_better: bool) -> str:
+    """Return the scale on which curves are apart that a linear axis flattens against its edge.
+
+    Values that span more than a factor of ten need a logarithmic axis: a method that diverges, or
+    the untrained model, would take all the room. If higher is better, the distance to 1 counts.
     """
     means = [mean for curve in curves for mean in curve.mean if math.isfinite(mean)]
-    return bool(means) and 0 < min(means) < max(means) / 10
+    if not means:
+        return LINEAR
+    low, high = min(means), max(means)
+    if higher_is_better:
+        return LOG_ERROR if low >= 0 and 0 < 10 * (1 - high) < 1 - low else LINEAR
+    return LOG if 0 < 10 * low < high else LINEAR
+
+
+def late_range(curves: Iterable[Curve], scale: str) -> tuple[float, float] | None:
+    """Return the range of the means after the first tenth of each curve, with a little room.
+
+    The first evaluations would take most of the axis. None if there are no two finite values.
+    """
+    to_place, to_value = _PLACES[scale]
+    late = [
+        mean
+        for curve in curves
+        for x, mean in zip(curve.x, curve.mean, strict=True)
+        if x >= EARLY * curve.x[-1] and math.isfinite(mean)
+    ]
+    if not late or min(late) == max(late):
+        return None
+    low, high = (float(to_place(value)) for value in (min(late), max(late)))
+    room = 0.04 * (high - low)
+    return float(to_value(low - room)), float(to_value(high + room))
+
+
+def spread(wanted: Sequence[float], gap: float, end: float) -> list[float]:
+    """Return places near the wanted ones that are a gap apart and, if there is room, below `end`.
+
+    The order stays. Labels at the ends of lines stand at these places.
+    """
+    order = sorted(range(len(wanted)), key=wanted.__getitem__)
+    placed = list(wanted)
+    for before, i in pairwise(order):
+        placed[i] = max(placed[i], placed[before] + gap)
+    for i in reversed(order):
+        placed[i] = min(placed[i], end)
+        end = placed[i] - gap
+    return placed
 
 
 def new_figure(width: float, height: float) -> Any:
@@ -109,30 +182,87 @@ def save(figure: Any, *paths: Path, dpi: int = 200) -> list[Path]:
     return list(paths)
 
 
-def draw(panels: Sequence[Panel], directory: Path, name: str) -> list[Path]:
-    """Draw panels side by side as `name`.png and `name`.pdf, with one legend below them."""
-    labels = {line.curve.label for panel in panels for line in panel.lines}
-    width = 6.4 if len(panels) == 1 else 3.5 * len(panels)
+def draw(panels: Sequence[Panel], directory: Path, name: str, pdf: bool = False) -> list[Path]:
+    """Draw panels side by side as `name`.png, and on request also as `name`.pdf.
+
+    The lines of a single panel have their names at their ends, if they end at one place. Otherwise
+    there is one legend below all panels.
+    """
+    labels = {line.curve.label for panel in panels for line in panel.lines if not line.faded}
+    width = 7.2 if len(panels) == 1 else 3.5 * len(panels)
     columns = max(1, int(12 * width / (max(map(len, labels)) + 8)))  # 12 letters are an inch
     columns = math.ceil(len(labels) / math.ceil(len(labels) / columns))  # no last row of one
-    figure = new_figure(width, 3.8 + 0.2 * math.ceil(len(labels) / columns))
+    named = len(panels) == 1 and len({line.curve.x[-1] for line in panels[0].lines}) == 1
+    figure = new_figure(width, 4.2 if named else 3.8 + 0.2 * math.ceil(len(labels) / columns))
     for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         axes.set(xlabel=panel.x_label, ylabel=panel.y_label, title=panel.title)
-        for curve, number, thick in panel.lines:
-            colour, dash = line_style(number)
-            look: dict[str, Any] = {"color": colour, "linestyle": DASHES[dash]}
-            look |= {"marker": "o"} if panel.markers else {}
-            look |= {"linewidth": 3, "zorder": 3} if thick else {}
-            axes.plot(curve.x, curve.mean, label=curve.label, **look)
-            axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.15, lw=0)
-        if panel.log_y:
-            axes.set_yscale("log")
-        if panel.markers:
-            axes.set_xscale("log")
-            axes.set_xticks(panel.x_ticks, [f"{x:g}" for x in panel.x_ticks], minor=False)
-            axes.minorticks_off()
-        if panel.y_range is not None:
-            axes.set_ylim(*panel.y_range)
+        _draw_lines(axes, panel)
+        _set_scale(axes, panel)
         style_axes(axes)
-    legend_below(figure, columns)
-    return save(figure, directory / f"{name}.png", directory / f"{name}.pdf")
+        if named:
+            _name_ends(axes, panel)
+    if not named:
+        legend_below(figure, columns)
+    suffixes = ("png", "pdf") if pdf else ("png",)
+    return save(figure, *(directory / f"{name}.{suffix}" for suffix in suffixes))
+
+
+def _draw_lines(axes: Any, panel: Panel) -> None:
+    for line in panel.lines:
+        colour, dash = look(line)
+        style: dict[str, Any] = {"color": colour, "linestyle": DASHES[dash]}
+        style |= {"marker": "o"} if panel.markers else {}
+        style |= {"linewidth": 3, "zorder": 3} if line.thick else {}
+        # Matplotlib lists no label that begins with an underscore.
+        style |= {"linewidth": 0.8, "zorder": 1, "label": "_"} if line.faded else {}
+        label, x, mean, low, high = line.curve
+        axes.plot(x, mean, **{"label": label, **style})
+        if not line.faded:
+            axes.fill_between(x, low, high, color=colour, alpha=panel.band_opacity, lw=0)
+
+
+def _set_scale(axes: Any, panel: Panel) -> None:
+    if panel.scale == LOG:
+        axes.set_yscale("log")
+    elif panel.scale == LOG_ERROR:
+        axes.set_yscale("function", functions=_PLACES[LOG_ERROR])
+        powers = [10.0**-power for power in range(9)]
+        ticks = [1 - digit * power for power in powers for digit in (1, 0.7, 0.5, 0.3, 0.2)]
+        axes.set_yticks(ticks, [f"{tick:.6g}" for tick in ticks])
+        axes.minorticks_off()
+    if panel.markers:
+        axes.set_xscale("log")
+        axes.set_xticks(panel.x_ticks, [f"{x:g}" for x in panel.x_ticks], minor=False)
+        axes.minorticks_off()
+    if panel.y_range is not None:
+        axes.set_ylim(*panel.y_range)
+
+
+def _name_ends(axes: Any, panel: Panel) -> None:
+    to_places = axes.transScale + axes.transLimits  # from data to shares of the axes
+    drawn = []
+    for line in panel.lines:
+        points = zip(line.curve.x, line.curve.mean, strict=True)
+        if finite := [point for point in points if math.isfinite(point[1])]:
+            drawn.append((line, finite[-1]))
+    wanted = [min(1.0, max(0.0, float(to_places.transform(point)[1]))) for _, point in drawn]
+    size, gap = (9, 0.047) if len(drawn) <= 2 * MOST_COLOURS else (7, 0.036)
+    places = spread(wanted, gap, 1 - gap / 2)
+    for (line, point), place in zip(drawn, places, strict=True):
+        colour, _ = look(line)
+        axes.annotate(
+            line.curve.label,
+            xy=point,
+            xytext=(1.05, place),
+            textcoords="axes fraction",
+            va="center",
+            fontsize=size,
+            color=FADED if line.faded else "black",
+            parse_math=False,
+            arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.8, "relpos": (0, 0.5)},
+        )
+
+
+def look(line: Line) -> tuple[str, str]:
+    """Return the colour and the dash of a line."""
+    return (FADED, "solid") if line.faded else line_style(line.style)

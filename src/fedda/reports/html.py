@@ -8,8 +8,11 @@ from functools import lru_cache
 from typing import Any
 
 from fedda.errors import import_extra
-from fedda.reports.figures import Panel, line_style, metric_label, sentence_case
-from fedda.reports.tables import markdown_table, markdown_text
+from fedda.reports.figures import Panel, line_style, look, metric_label, sentence_case
+from fedda.reports.tables import interval_text, markdown_table, markdown_text
+
+_FILTERS = (interval_text, look, markdown_table, markdown_text, metric_label, sentence_case)
+_DASHES = {"solid": "none", "dash": "7 4", "dot": "2 3", "dashdot": "7 3 2 3"}  # in pixels
 
 
 @lru_cache
@@ -24,7 +27,7 @@ def _environment(package: str) -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for function in (markdown_table, markdown_text, metric_label, plot_data, sentence_case):
+    for function in (*_FILTERS, plot_data):
         found.filters[function.__name__] = function
     return found
 
@@ -42,15 +45,12 @@ def render(template: str, package: str = __package__, **values: Any) -> str:
     return str(_environment(package).get_template(template).render(**values))
 
 
-def plotly_script() -> str:
-    """Return the program that draws plots: the value of `plotly` for a page that has some."""
-    return str(import_extra("plotly.offline", "report", "write web pages").get_plotlyjs())
-
-
 def plot_data(panel: Panel) -> dict[str, Any]:
     """Return a panel as `templates/plots.js` draws it."""
     lines = []
-    for curve, number, thick in panel.lines:
-        colour, dash = line_style(number)
-        lines.append(curve._asdict() | {"colour": colour, "dash": dash, "thick": thick})
-    return panel._asdict() | {"lines": lines, "x_ticks": panel.x_ticks}
+    for line in panel.lines:
+        colour, dash = line_style(line.style)
+        drawn = {"colour": colour, "dash": _DASHES[dash], "thick": line.thick, "faded": line.faded}
+        lines.append(line.curve._asdict() | drawn)
+    derived = {"x_ticks": panel.x_ticks, "band_opacity": panel.band_opacity}
+    return panel._asdict() | {"lines": lines, **derived}

@@ -11,32 +11,46 @@ from typing import Any, NamedTuple
 
 from fedda.errors import InputError
 from fedda.storage.files import EVALUATION, read_json, read_rows
-from fedda.storage.schema import mismatch
+from fedda.storage.schema import NUMBER_OR_NULL, mismatch
 
 Evaluation = dict[str, Any]
 
 # What is read of a run's files; they hold more.
-CONFIG = {"algorithm": str, "task": str, "seed": int}
+CONFIG = {"algorithm": str, "task?": str, "seed": int}
+PER_CLIENT = {
+    "on": str,
+    "metrics": {...: [NUMBER_OR_NULL]},
+    "clients": [(str, int)],
+    "examples": [int],
+}
 SUMMARY = {
     "metric": str,
     "higher_is_better": bool,
     "seconds?": {"total": float, "compile": float, ...: float},
     "versions?": {...: str},
+    "warnings?": [str],
+    "per_client?": (PER_CLIENT, None),
 }
 
 
 class Run(NamedTuple):
-    """The content of one run directory."""
+    """The content of one run directory, or a result in memory."""
 
-    path: Path
+    path: Path | None  # None in memory
     config: dict[str, Any]
     evaluations: list[Evaluation]
     summary: dict[str, Any] | None  # None until the run has finished
     notes: list[str]
+    label: str = ""  # shown instead of the algorithm and its settings
 
     @property
     def algorithm(self) -> str:
         return str(self.config["algorithm"])
+
+    @property
+    def task(self) -> str:
+        """The name of the task; empty for a run of `fedda.run`."""
+        return str(self.config.get("task", ""))
 
     @property
     def settings(self) -> dict[str, str]:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from html import escape
 
+from fedda.reports.clients import ClientRow
 from fedda.reports.statistics import Interval, Row
 
 _SPECIAL = str.maketrans({character: f"\\{character}" for character in "\\|`"})
@@ -33,21 +34,25 @@ def markdown_table(rows: Sequence[Sequence[str]], align: str = "") -> str:
 def text_table(rows: Sequence[Row]) -> list[list[str]]:
     """Return the cells of a comparison as text; the first row is the header.
 
-    Failures have columns only if there are any.
+    Standings have a column if there are rows to compare, and failures if there are any.
     """
     metric, threshold, last = rows[0].metric, rows[0].threshold, rows[0].last
-    columns: dict[str, Callable[[Row], str]] = {
-        "algorithm": lambda row: row.label,
+    goal = "threshold" if threshold is None else f"{threshold:g}"
+    columns: dict[str, Callable[[Row], str]] = {"algorithm": lambda row: row.label}
+    if len(rows) > 1:
+        columns["standing"] = lambda row: row.standing
+    columns |= {
         "seeds": lambda row: (
             f"{row.seeds} ({row.unfinished} unfinished)" if row.unfinished else str(row.seeds)
         ),
         metric: lambda row: interval_text(row.final),
         f"last {last}": lambda row: interval_text(row.mean_of_last),
-        "rounds to threshold" if threshold is None else f"rounds to {threshold:g}": _rounds_text,
+        f"rounds to {goal}": lambda row: _to_threshold(row, row.rounds_to_threshold),
+        f"MB to {goal}": lambda row: _to_threshold(row, row.megabytes_to_threshold),
         "train loss": lambda row: interval_text(row.train_loss),
         "MB up": lambda row: interval_text(row.megabytes_up),
         "MB down": lambda row: interval_text(row.megabytes_down),
-        "seconds": lambda row: interval_text(row.seconds, style=",.1f"),
+        "seconds": lambda row: interval_text(row.seconds),
     }
     if any(row.nonfinite_clients for row in rows):
         columns["non-finite"] = lambda row: str(row.nonfinite_clients)
@@ -56,39 +61,46 @@ def text_table(rows: Sequence[Row]) -> list[list[str]]:
     return [list(columns), *([cell(row) for cell in columns.values()] for row in rows)]
 
 
-def meaning_of_interval(rows: Sequence[Row]) -> str:
-    """Say what ± means in a table of these rows; empty if every row has one seed."""
-    counts = {row.seeds for row in rows}
-    if counts == {1}:
-        return ""
-    seeds = f"{min(counts)} seeds" if len(counts) == 1 else "seeds"
-    return f"± 95 % interval over {seeds} (Student's t)"
+def client_table(rows: Sequence[ClientRow]) -> list[list[str]]:
+    """Return the cells of a table about clients as text; the first row is the header."""
+    header = ["algorithm", "clients", "mean", "spread", "worst tenth"]
+    lines = [
+        [row.label, str(row.clients), *map(interval_text, (row.mean, row.spread, row.worst))]
+        for row in rows
+    ]
+    return [header, *lines]
 
 
-def interval_text(interval: Interval | None, style: str | None = None) -> str:
-    """Return a mean and its interval as text.
+def interval_text(interval: Interval | None) -> str:
+    """Return a mean and its interval as text. None is shown as a dash.
 
-    Args:
-        interval: A mean over seeds; None is shown as a dash.
-        style: A format for both numbers. Default: four significant digits of the mean, and as many
-            decimals of the interval.
+    The interval has one digit, or two if the first is a 1, and the mean as many decimals. Without
+    an interval the mean has three digits.
     """
     if interval is None:
         return "-"
     mean, half = interval
     if math.isnan(mean):
         return "nan"
-    if style is None and mean != 0 and not 1e-3 <= abs(mean) < 1e9:
-        style = ".2e"
-    elif style is None:
-        style = f",.{min(4, max(0, 3 - math.floor(math.log10(abs(mean) or 1))))}f"
+    if mean and not 1e-3 <= abs(mean) < 1e9:
+        return f"{mean:.1e}" + (f" ± {half:.1e}" if half else "")
     # Seeds that agree exactly, as on bytes, have no interval worth a column.
-    return f"{mean:{style}}" + (f" ± {half:{style}}" if half else "")
+    if not half:
+        return f"{mean:,.{0 if mean == round(mean) else max(0, _decimals(mean, 3))}f}"
+    decimals = _decimals(half, 1)
+    if round(half * 10**decimals) == 1:
+        decimals += 1
+    decimals = max(0, decimals)
+    return f"{mean:,.{decimals}f} ± {half:,.{decimals}f}"
 
 
-def _rounds_text(row: Row) -> str:
-    if row.rounds_to_threshold is None:
+def _decimals(number: float, digits: int) -> int:
+    """Return how many decimals show this many digits of a number."""
+    return digits - 1 - math.floor(math.log10(abs(number) or 1))
+
+
+def _to_threshold(row: Row, interval: Interval | None) -> str:
+    if interval is None:
         return "-" if row.threshold is None else "never"
-    mean, half = row.rounds_to_threshold
-    text = f"{mean:.1f}".removesuffix(".0") + (f" ± {half:.1f}" if half else "")
+    text = interval_text(interval)
     return text if row.reached == row.seeds else f"{text} ({row.reached} of {row.seeds})"
