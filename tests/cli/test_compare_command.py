@@ -22,9 +22,13 @@ def test_compare_prints_a_table_and_writes_a_report(fedda, tmp_path: Path):
         assert re.search(rf"^ *{name} ", out, re.MULTILINE), "full names at 80 columns"
         assert f"{name}, seed 1: round 4/4 train_loss " in err
     assert "…" not in out
-    assert "± 95 % interval over 2 seeds" in out
-    assert max(map(len, out.splitlines())) <= 80
-    for name in ("report.html", "table.md", "metric.png", "metric.pdf"):
+    assert "± is the 95 % interval over 2 seeds" in out
+    *table, verdict = out.splitlines()
+    assert max(map(len, table)) <= 80
+    assert " ends highest: accuracy " in verdict
+    assert re.search(rf"^ *{verdict.split()[0]} +best ", out, re.MULTILINE)
+    assert not (tmp_path / "cmp" / "metric.pdf").exists()
+    for name in ("report.html", "table.md", "metric.png"):
         assert (tmp_path / "cmp" / name).stat().st_size > 500
     first_rows = {
         (tmp_path / "cmp" / f"{name}-seed0" / "metrics.jsonl").read_text().splitlines()[0]

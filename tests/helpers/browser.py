@@ -54,12 +54,17 @@ def line_paths(browser, plot):
     """The `d` of every line that is drawn in the axes, and the width of what it draws."""
     return browser.execute_script(
         """
-        return [...document.querySelectorAll(`#${arguments[0]} .cartesianlayer path.js-line`)]
-          .filter(path => parseFloat(getComputedStyle(path).strokeWidth) > 0)
+        return [...document.querySelectorAll(`#${arguments[0]} path.line`)]
           .map(path => [path.getAttribute('d'), path.getBoundingClientRect().width]);
         """,
         plot,
     )
+
+
+def colours(browser, mode):
+    """Show the page in a light or a dark mode."""
+    preference = {"name": "prefers-color-scheme", "value": mode}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [preference]})
 
 
 def outside_scripts(page):

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from fedda.reports.runs import read_runs
-from fedda.reports.statistics import interval, table
+from fedda.reports.statistics import difference, interval, table
 from helpers.runs import cells, write_run
 
 
@@ -56,9 +56,51 @@ def test_seeds_are_averaged_with_their_interval(tmp_path):
     assert (row.reached, row.rounds_to_threshold) == (2, (20.0, 0.0))
     assert row.seconds == (3.0, half((2.0, 3.0, 4.0)))
     (text,) = cells([row])
-    assert text["accuracy"] == "0.8000 ± 0.2484"  # 4.303 * 0.1 / sqrt(3)
+    assert text["accuracy"] == "0.8 ± 0.2"  # 4.303 * 0.1 / sqrt(3)
     assert text["rounds to 0.76"] == "20 (2 of 3)"
-    assert text["MB up"] == "2.000"
+    assert text["MB to 0.76"] == "6 (2 of 3)"
+    assert text["MB up"] == "2"
+
+
+def test_the_difference_of_two_means_is_welchs():
+    generator = np.random.default_rng(0)
+    for counts in ((2, 2), (5, 5), (3, 40)):
+        ours, theirs = (generator.normal(0.5, 0.1 * n, n).tolist() for n in counts)
+        known = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.95)
+        mean, width = difference(ours, theirs)
+        assert mean == pytest.approx(np.mean(ours) - np.mean(theirs))
+        assert (mean - width, mean + width) == pytest.approx((known.low, known.high))
+    assert difference([0.5], [0.4, 0.3]).half is None
+    assert difference([0.5, 0.5], [0.5, 0.5]) == (0, 0)
+
+
+def write_seeds(folder, name, finals, **settings):
+    for seed, final in enumerate(finals):
+        write_run(folder / f"{name}{seed}", name, seed, (0.1, 0.5, final), **settings)
+
+
+def test_rows_are_sorted_and_ties_with_the_best_are_named(tmp_path):
+    write_seeds(tmp_path, "worse", (0.50, 0.51, 0.52))
+    write_seeds(tmp_path, "near", (0.85, 0.90, 0.95))
+    write_seeds(tmp_path, "best", (0.91, 0.92, 0.93))
+    write_seeds(tmp_path, "lost", (0.91, float("nan"), 0.93))
+    rows = table(read_runs([tmp_path]))
+    assert [(row.label, row.standing) for row in rows] == [
+        *(("best", "best"), ("near", "tie"), ("worse", ""), ("lost", ""))
+    ]
+    assert [text["standing"] for text in cells(rows)] == ["best", "tie", "", ""]
+
+
+def test_lower_may_be_better(tmp_path):
+    for name, finals in {"a": (0.3, 0.31), "b": (0.1, 0.11)}.items():
+        write_seeds(tmp_path, name, finals, metric="error", higher_is_better=False)
+    assert [row.label for row in table(read_runs([tmp_path]))] == ["b", "a"]
+
+
+def test_one_seed_ties_with_nothing(tmp_path):
+    write_seeds(tmp_path, "a", (0.9,))
+    write_seeds(tmp_path, "b", (0.9,))
+    assert [row.standing for row in table(read_runs([tmp_path]))] == ["best", ""]
 
 
 def test_rounds_to_threshold(tmp_path):
@@ -69,13 +111,14 @@ def test_rounds_to_threshold(tmp_path):
     assert a.rounds_to_threshold == (20.0, half((10, 30)))
     assert (b.reached, b.rounds_to_threshold) == (0, None)
     key = "rounds to 0.9"
-    assert [text[key] for text in cells([a, b])] == ["20 ± 127.1", "never"]
+    assert [text[key] for text in cells([a, b])] == ["20 ± 127", "never"]
+    assert a.megabytes_to_threshold == (6.0, half((3, 9)))
 
 
 def test_threshold_comes_from_the_best_row_in_the_direction_of_the_metric(tmp_path):
     write_run(tmp_path / "a", "a", accuracy=(1.0, 0.4), metric="error", higher_is_better=False)
     write_run(tmp_path / "b", "b", accuracy=(1.0, 0.2), metric="error", higher_is_better=False)
-    a, b = table(read_runs([tmp_path]))
+    b, a = table(read_runs([tmp_path]))
     assert a.threshold == b.threshold == 0.21  # 105 % of 0.2
     assert (a.rounds_to_threshold, b.rounds_to_threshold) == (None, (10, None))
 

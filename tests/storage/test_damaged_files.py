@@ -12,7 +12,7 @@ import pytest
 
 from fedda.errors import InputError
 from fedda.experiments import compare
-from fedda.reports import comparison
+from fedda.reports import comparison, html
 from fedda.reports.runs import read_runs
 from fedda.simulate import train
 from fedda.storage import schema
@@ -104,7 +104,7 @@ def described(folder: Path) -> None:
     """All words and numbers of a report; not its pictures, which are slow."""
     runs = read_runs([folder])
     for template in ("comparison.md", "comparison.html"):
-        comparison.page(runs, template).encode()
+        html.render(template, **comparison.content(runs)).encode()
 
 
 def test_the_files_of_a_run(tmp_path: Path):

@@ -211,13 +211,14 @@ def add(folder: Path, run: Run) -> Path:
     Raises:
         InputError: The run is not finished, or its files lack something.
     """
-    if run.summary is None:
+    if run.summary is None or run.path is None:
         raise InputError(
             f"{run.path} has no summary.json: it is not finished. Continue it with fedda run "
             f"--resume {run.path}"
         )
     config = configs.resolve(run.config)
-    measured = dict.fromkeys(("train_loss", "loss", run.summary["metric"]), NUMBER_OR_NULL)
+    keys = ("train_loss", "loss", run.summary.get("metric", "loss"))
+    measured = dict.fromkeys(keys, NUMBER_OR_NULL)
     for name, content, spec in (
         ("config.toml", run.config, dict.fromkeys(config.flat(), Any)),
         ("summary.json", run.summary, SUMMARY),

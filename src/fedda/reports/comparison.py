@@ -81,6 +81,11 @@ def content(runs: Sequence[Run], threshold: float | None = None) -> dict[str, An
         "how_to_read": how_to_read.strip(),
         "notes": _notes(runs, groups),
         "panels": panels,
+        "colours": {
+            line.curve.label: figures.look(line)[0]
+            for panel in panels.values()
+            for line in panel.lines
+        },
         "views": [panels[name] for name in _VIEWS if name in panels],
         "clients": clients,
         "client_results": tables.client_table(clients.rows) if clients else [],
@@ -114,8 +119,9 @@ def _panels(runs: Sequence[Run], rows: Sequence[Row], clients: Clients | None) -
             metric,
             curves(timed, metric, by_seconds),
         ),
-        "train_loss": ("round", "train_loss", curves(runs, "train_loss", by_round)),
     }
+    if metric != "train_loss":
+        drawn["train_loss"] = ("round", "train_loss", curves(runs, "train_loss", by_round))
     if clients is not None:
         drawn["clients"] = ("percent of the clients, worst first", metric, clients.curves)
     return {

@@ -192,7 +192,8 @@ def draw(panels: Sequence[Panel], directory: Path, name: str, pdf: bool = False)
     width = 7.2 if len(panels) == 1 else 3.5 * len(panels)
     columns = max(1, int(12 * width / (max(map(len, labels)) + 8)))  # 12 letters are an inch
     columns = math.ceil(len(labels) / math.ceil(len(labels) / columns))  # no last row of one
-    named = len(panels) == 1 and len({line.curve.x[-1] for line in panels[0].lines}) == 1
+    ends = {x for panel in panels for line in panel.lines for x in line.curve.x[-1:]}
+    named = len(panels) == 1 and len(ends) == 1
     figure = new_figure(width, 4.2 if named else 3.8 + 0.2 * math.ceil(len(labels) / columns))
     for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         axes.set(xlabel=panel.x_label, ylabel=panel.y_label, title=panel.title)

@@ -8,10 +8,10 @@ from functools import lru_cache
 from typing import Any
 
 from fedda.errors import import_extra
-from fedda.reports.figures import Panel, line_style, look, metric_label, sentence_case
+from fedda.reports.figures import Panel, line_style, metric_label, sentence_case
 from fedda.reports.tables import interval_text, markdown_table, markdown_text
 
-_FILTERS = (interval_text, look, markdown_table, markdown_text, metric_label, sentence_case)
+_FILTERS = (interval_text, markdown_table, markdown_text, metric_label, sentence_case)
 _DASHES = {"solid": "none", "dash": "7 4", "dot": "2 3", "dashdot": "7 3 2 3"}  # in pixels
 
 

@@ -40,9 +40,18 @@ def report(
         MissingExtraError: The extra `report` is not installed.
 
     Example:
-        ```python
-        page = fedda.report([first, second], "report")
-        ```
+        >>> import numpy as np
+        >>> import fedda
+        >>> x = np.eye(4, dtype=np.float32)
+        >>> clients = [(x, np.array([0, 1, 0, 1])), (x, np.array([0, 1, 1, 1]))]
+        >>> model = fedda.models.mlp(4, 8, 2)
+        >>> loss = fedda.losses.cross_entropy
+        >>> results = [
+        ...     fedda.run(name, model, clients, loss, cohort=2, batch=4, rounds=20)
+        ...     for name in ("fedavg", "fedda-adam")
+        ... ]
+        >>> fedda.report(results, "report").name
+        'report.html'
     """
     labelled = results.items() if isinstance(results, Mapping) else (("", one) for one in results)
     runs = [
@@ -52,6 +61,13 @@ def report(
     ]
     if not runs:
         raise InputError("report got no results, expected at least one. Give results of fedda.run.")
+    seen = [(run.settings, run.config["seed"]) for run in runs if not run.label]
+    for number, one in enumerate(seen):
+        if one in seen[:number]:
+            raise InputError(
+                f"report got two results of {one[0]['algorithm']} with the same settings and seed "
+                f"{one[1]}, expected different ones. Give a dictionary from labels to results."
+            )
     return comparison.write(runs, Path(directory), threshold, pdf).files[0]
 
 
@@ -61,8 +77,9 @@ def _run(result: Any, label: str, higher_is_better: bool | None) -> Run:
             f"report got {shown(result)}, expected results of fedda.run. Give a list of them, or a "
             "dictionary from labels to results."
         )
-    metrics = [name for name in result.settings.get("metrics", ()) if name in result.history[-1]]
-    metric = metrics[0] if metrics else "loss"
+    last = result.history[-1]
+    metrics = [name for name in result.settings.get("metrics", ()) if name in last]
+    metric = metrics[0] if metrics else "loss" if "loss" in last else "train_loss"
     better = bool(metrics) if higher_is_better is None else higher_is_better
     summary = {"metric": metric, "higher_is_better": better, "per_client": result.per_client}
     config = {"algorithm": "unknown", "seed": 0, **result.settings}

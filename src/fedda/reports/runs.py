@@ -24,8 +24,8 @@ PER_CLIENT = {
     "examples": [int],
 }
 SUMMARY = {
-    "metric": str,
-    "higher_is_better": bool,
+    "metric?": str,
+    "higher_is_better?": bool,
     "seconds?": {"total": float, "compile": float, ...: float},
     "versions?": {...: str},
     "warnings?": [str],

@@ -120,12 +120,13 @@ def group(runs: Sequence[Run]) -> dict[str, list[Run]]:
 def measure(runs: Sequence[Run]) -> tuple[str, bool]:
     """Return the name of the task's metric, and whether higher is better."""
     for run in runs:
-        if run.summary is not None:
+        if run.summary is not None and {"metric", "higher_is_better"} <= run.summary.keys():
             return str(run.summary["metric"]), bool(run.summary["higher_is_better"])
-    # Only a finished run knows the direction; metrics usually count successes.
-    names = (key for run in runs for row in run.evaluations[:1] for key in row)
-    name = next((name for name in names if name not in _NOT_A_METRIC), "loss")
-    return name, name != "loss"
+    # Unfinished runs, and those of `fedda.run`, do not say; metrics usually count successes.
+    names = list(dict.fromkeys(key for run in runs for row in run.evaluations[:1] for key in row))
+    if metrics := [name for name in names if name not in _NOT_A_METRIC]:
+        return metrics[0], True
+    return "loss" if "loss" in names else "train_loss", False
 
 
 def table(runs: Sequence[Run], threshold: float | None = None) -> list[Row]:
