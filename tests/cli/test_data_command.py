@@ -18,7 +18,10 @@ import numpy as np
 import pytest
 
 from fedda.data import catalogue, datasets, sandbox
+from fedda.data.readers.table import stored_preparation
+from fedda.data.tabular import federation
 from fedda.errors import InputError
+from helpers import hospitals
 from helpers.archives import tar_bz2
 from helpers.downloads import CONTENT, Server
 
@@ -106,6 +109,43 @@ def test_import_of_a_federation_of_ones_own(fedda, tmp_path):
     assert opened.meta["origin"]["options"] == {"client": "who", "label": "kind", "features": ["x"]}
     code, out, _ = fedda("data", "list")
     assert re.fullmatch(r"mine 2 [45] \d+ bytes ready \S+", row(data_table(out), "mine"))
+
+
+def test_a_csv_file_is_prepared_as_by_federation_and_trained_on(fedda, tmp_path, monkeypatch):
+    hospitals.write_csv(tmp_path / "visits.csv", rows=400)
+    columns = {"client": "hospital", "label": "outcome"}
+    words = ("--client", "hospital", "--label", "outcome")
+    code, out, _ = fedda("data", "import", "mine", str(tmp_path / "visits.csv"), *words)
+    assert code == 0
+    made = federation(tmp_path / "visits.csv", **columns)
+    assert repr(made.preparation) in out
+    opened = datasets.open_dataset("mine")
+    assert stored_preparation(opened) == made.preparation
+    assert opened.splits["train"].clients == made.names
+    for number, (x, y) in enumerate(made.clients):
+        np.testing.assert_array_equal(opened.splits["train"].column("x", number), x)
+        np.testing.assert_array_equal(opened.splits["train"].column("y", number), y)
+    assert opened.text("labels.txt").splitlines() == ["ill", "well"]
+    monkeypatch.chdir(tmp_path)
+    code, _, err = fedda("run", "task=own", "data=mine", "rounds=2", "--out", "out")
+    assert code == 0, err
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert json.dumps(summary["data"]["preparation"], indent=1) == made.preparation.to_json()
+
+
+def test_options_of_a_table_reach_its_reader_and_the_advice_to_repeat_it(fedda, tmp_path):
+    text = "client,label,f,id\n" + "".join(f"{i % 2},{i % 3},{i},p{i}\n" for i in range(300))
+    (tmp_path / "t.csv").write_text(text)
+    words = ("data", "import", "mine", str(tmp_path / "t.csv"))
+    code, _, err = fedda(*words)
+    assert code == 2
+    assert "column 'id' holds text with 240 different values" in err
+    options = ("--no-prepare", "--ignore", "id", "--target", "numbers")
+    assert fedda(*words, *options)[0] == 0
+    train = datasets.open_dataset("mine").splits["train"]
+    assert train.fields["y"].values.shape == (240, 1)
+    assert train.fields["x"].values.max() > 290, "as it was"
+    assert shlex.join(options) in datasets.repair("mine")
 
 
 def test_a_data_set_of_other_files_is_replaced_only_if_that_is_asked_for(fedda, tmp_path):

@@ -111,6 +111,24 @@ def data_import(
         list[str] | None,
         typer.Option(help="Your own: columns to predict from.", show_default="all others, or x"),
     ] = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option(help="Your own: columns to leave out.", show_default="none")
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="Your own: whether labels are classes or numbers.",
+            metavar="classes|numbers",
+            show_default="numbers if they have fractions",
+        ),
+    ] = None,
+    prepare: Annotated[
+        bool,
+        typer.Option(
+            "--prepare/--no-prepare",
+            help="Your own: standardise numbers, fill in missing values, one-hot text.",
+        ),
+    ] = True,
     replace: Annotated[bool, typer.Option("--replace", help="Replace the old data set.")] = False,
     memory: Memory = None,
     minutes: Minutes = None,
@@ -118,8 +136,10 @@ def data_import(
     """Make a data set from files that are here already."""
     from fedda.data import datasets
 
-    columns: dict[str, Any] = {"client": client, "label": label, "features": feature}
-    given = {key: value for key, value in columns.items() if value} | _limits(memory, minutes)
+    chosen: dict[str, Any] = {"client": client, "label": label, "features": feature}
+    chosen |= {"ignore": ignore, "target": target}
+    given = {key: value for key, value in chosen.items() if value} | _limits(memory, minutes)
+    given |= {} if prepare else {"prepare": False}
     with _progress(name) as (_, tell), interruptible("Nothing was imported."):
         opened = datasets.import_files(name, path, tell, replace, **given)
     _print_store(name, opened)
@@ -273,11 +293,14 @@ def _clients(split: store.Split) -> str:
 
 
 def _print_store(name: str, opened: store.Store) -> None:
+    from fedda.data.readers.table import stored_preparation
+
     rows = [["split", "clients", "examples"]]
     for split_name, split in opened.splits.items():
         rows.append([split_name, _clients(split), f"{split.num_examples:,}"])
     print_table(rows, title=name)
-    say(*filter(None, [opened.meta["words"]]))
+    prepared = stored_preparation(opened)
+    say(*filter(None, [opened.meta["words"], "" if prepared is None else repr(prepared)]))
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from fedda.errors import InputError, unknown
 Columns = dict[str, np.ndarray]
 At = Callable[[int], str]  # describes a row by its number, such as "visits.csv, row 7"
 
+MISSING = frozenset(("", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null"))  # in a CSV
 OPTIONS = "Correct the data, or choose other columns with client, label, features or ignore."
 DATES = (
     "Turn them into numbers, such as the days since a date or the month, or leave the column out "
@@ -36,9 +37,9 @@ def of(rows: Any, names: Sequence[str] = ()) -> Columns:
     if isinstance(rows, Mapping):
         return {str(name): np.atleast_1d(_array(column)) for name, column in rows.items()}
     if is_frame(rows):
-        listed = [str(name) for name in rows.columns]
-        for name in listed:
-            if listed.count(name) > 1:
+        titles = [str(name) for name in rows.columns]
+        for name in titles:
+            if titles.count(name) > 1:
                 raise InputError(f"the table has more than one column {name!r}. Rename one.")
         return {str(name): _array(rows[name]) for name in rows.columns}
     if not isinstance(rows, Iterable) or isinstance(rows, str | bytes):
@@ -112,27 +113,30 @@ def plain(name: str, column: np.ndarray, at: At) -> np.ndarray:
         at: Describes a row, for messages.
     """
     if column.dtype.kind in "mM":
-        raise InputError(f"column {name!r} holds dates or times, expected numbers or text. {DATES}")
-    if column.dtype.kind in "biuf":
-        if column.ndim > 1 and not column[:1].size and len(column):
-            raise InputError(
-                f"column {name!r} has the shape {column.shape}: nothing in a row. {OPTIONS}"
-            )
-        return column.astype(column.dtype.newbyteorder("="), copy=False)
-    if column.dtype.kind != "O":
+        raise InputError(f"column {name!r} holds dates or times in {at(0)}. {DATES}")
+    if column.dtype.kind == "O":
+        column = _plain_objects(name, column, at)
+    elif column.dtype.kind not in "biuf":
         raise InputError(
-            f"column {name!r} holds {column.dtype}, expected numbers or text. {OPTIONS}"
+            f"column {name!r} holds {column.dtype} in {at(0)}, expected numbers or text. {OPTIONS}"
         )
-    return _plain_objects(name, column, at)
+    if column.ndim > 1 and not column[:1].size and len(column):
+        raise InputError(
+            f"column {name!r} has the shape {column.shape} in {at(0)}: no values. {OPTIONS}"
+        )
+    return column.astype(column.dtype.newbyteorder("="), copy=False)
 
 
 def _plain_objects(name: str, column: np.ndarray, at: At) -> np.ndarray:
     values = column.tolist()
+    kinds = {*map(type, values)}
+    if kinds <= {str, type(None)}:  # the most frequent, and no value has to be looked at
+        return _in_utf8(name, column, at)
     absent = np.fromiter(map(is_missing, values), bool, len(values))
     present = [value for value in values if not is_missing(value)]
-    kinds = {type(value) for value in present}
+    kinds = {*map(type, present)}
     if all(issubclass(kind, str | bytes) for kind in kinds):
-        return _texts(name, values, at)
+        return _in_utf8(name, _objects([_decoded(value) for value in values]), at)
     if all(issubclass(kind, bool | np.bool_) for kind in kinds):
         if not absent.any():
             return np.array(values, bool)
@@ -143,7 +147,7 @@ def _plain_objects(name: str, column: np.ndarray, at: At) -> np.ndarray:
             return np.array(values, np.int64)
         return np.array([np.nan if is_missing(value) else float(value) for value in values])
     if all(issubclass(kind, date | time | datetime | timedelta) for kind in kinds):
-        raise InputError(f"column {name!r} holds dates or times, expected numbers or text. {DATES}")
+        raise InputError(f"column {name!r} holds dates or times in {at(0)}. {DATES}")
     if all(issubclass(kind, list | tuple | np.ndarray) for kind in kinds) and not absent.any():
         return _stacked(name, values, at)
     first = next(row for row, value in enumerate(values) if type(value) is type(present[0]))
@@ -155,19 +159,22 @@ def _plain_objects(name: str, column: np.ndarray, at: At) -> np.ndarray:
     )
 
 
-def _texts(name: str, values: list[Any], at: At) -> np.ndarray:
-    for row, value in enumerate(values):
-        if is_missing(value):
-            values[row] = None
-            continue
-        try:
-            values[row] = value.decode() if isinstance(value, bytes) else value
-            values[row].encode()
-        except UnicodeError:
-            raise InputError(
-                f"column {name!r} has {value!r} in {at(row)}, expected text in UTF-8. {OPTIONS}"
-            ) from None
-    return _objects(values)
+def _decoded(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode(errors="surrogateescape")
+    return None if is_missing(value) else str(value)
+
+
+def _in_utf8(name: str, column: np.ndarray, at: At) -> np.ndarray:
+    try:
+        "".join(filter(None, column)).encode()
+    except UnicodeError:
+        for row, text in enumerate(column):
+            if text is not None and text.encode(errors="ignore").decode() != text:
+                raise InputError(
+                    f"column {name!r} has {text!r} in {at(row)}, expected text in UTF-8. {OPTIONS}"
+                ) from None
+    return column
 
 
 def _stacked(name: str, values: list[Any], at: At) -> np.ndarray:
@@ -182,14 +189,38 @@ def _stacked(name: str, values: list[Any], at: At) -> np.ndarray:
     return np.stack(arrays)
 
 
+def without_empty(column: np.ndarray) -> np.ndarray:
+    """Return a plain column in which the texts of `MISSING` are missing values."""
+    if column.dtype != object:
+        return column
+    return _objects([None if text in MISSING else text for text in column.tolist()])
+
+
+def parsed(column: np.ndarray) -> np.ndarray:
+    """Return numbers if all texts are, except those of `MISSING`, which are missing values.
+
+    The texts are whole numbers if all of them are and none is missing.
+    """
+    column = without_empty(column)
+    present = [text for text in column.tolist() if text is not None]
+    letters = set("".join(present))
+    if not present or "_" in letters:  # Python reads 1_000
+        return column
+    try:
+        numbers = np.array([np.nan if text is None else float(text) for text in column])
+    except ValueError:
+        return column
+    exact = len(present) == len(column) and abs(numbers).max() < 2**53
+    return numbers.astype(np.int64) if exact and letters <= set("+-0123456789") else numbers
+
+
 def missing(column: np.ndarray) -> np.ndarray:
     """Return for each row of a plain column whether it has no value."""
     if column.dtype == object:
-        return np.fromiter((value is None for value in column), bool, len(column))
-    axes = tuple(range(1, column.ndim))
-    return (
-        np.isnan(column).any(axis=axes) if column.dtype.kind == "f" else np.zeros(len(column), bool)
-    )
+        return np.asarray(column == None, bool)  # noqa: E711 - for each value
+    if column.dtype.kind != "f":
+        return np.zeros(len(column), bool)
+    return np.isnan(column).any(axis=tuple(range(1, column.ndim)))
 
 
 def finite(name: str, column: np.ndarray, at: At) -> np.ndarray:

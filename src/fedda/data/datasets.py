@@ -21,7 +21,14 @@ Track = Callable[[str], download.Progress]  # makes the progress callback for a 
 
 _DOWNLOADS = "downloads"  # a folder beside the stores
 _NAME = re.compile(rf"(?!{_DOWNLOADS}$)\w[\w.-]*")
-_OPTIONS = {"client": "--client", "label": "--label", "features": "--feature"}  # of the command
+_OPTIONS = {  # of the command
+    "client": "--client",
+    "label": "--label",
+    "features": "--feature",
+    "ignore": "--ignore",
+    "target": "--target",
+    "prepare": "--no-prepare",
+}
 _NEW = "new"  # the folder of a store that is being made
 _log = logging.getLogger(__name__)
 
@@ -160,7 +167,8 @@ def import_files(
             other files.
         memory: The most bytes of memory for reading. By default it grows with the files.
         seconds: The most time for reading. By default it grows with the files.
-        **options: The columns of a table: `client`, `label` and `features`.
+        **options: For a table: `client`, `label`, `features`, `ignore`, `target` and `prepare`, as
+            in `fedda.federation`.
     """
     target, path = _place(name), path.expanduser().absolute()
     if name in DATASETS and options:
@@ -265,9 +273,11 @@ def repair(name: str) -> str:
 
 def _option_words(origin: dict[str, Any]) -> list[str]:
     """Return the options of the import that made a store, as the command takes them."""
-    return [
+    options = dict(origin.get("options", {}))
+    flags = [] if options.pop("prepare", True) else [_OPTIONS["prepare"]]
+    return flags + [
         word
-        for option, value in origin.get("options", {}).items()
+        for option, value in options.items()
         for column in ([value] if isinstance(value, str) else value)
         for word in (_OPTIONS[option], column)
     ]

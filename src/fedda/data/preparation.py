@@ -122,9 +122,9 @@ class Preparation:
             if column.marks_missing:
                 parts.append(absent)
         rows = len(parts[0]) if parts else 0
-        for column, part in zip(self.features, parts, strict=True):
+        for name, part in zip(self.features, parts, strict=True):
             if len(part) != rows:
-                raise InputError(f"column {column!r} has {len(part)} rows, but others have {rows}.")
+                raise InputError(f"column {name!r} has {len(part)} rows, but others have {rows}.")
         return np.stack(parts, axis=1).astype(np.float32)
 
     def to_json(self) -> str:
@@ -197,7 +197,7 @@ def _number(name: str, values: np.ndarray, marks: bool) -> Column:
 
 
 def _category(name: str, values: np.ndarray, marks: bool) -> Column:
-    categories = sorted({text for text in _category_texts(values) if text is not None})
+    categories = sorted({*_category_texts(values).tolist()} - {None})
     if categories and all(map(_is_date, categories)):
         raise InputError(
             f"column {name!r} holds dates, such as {categories[0]!r}, expected numbers or text. "
@@ -215,6 +215,8 @@ def _category(name: str, values: np.ndarray, marks: bool) -> Column:
 
 
 def _category_texts(values: np.ndarray) -> np.ndarray:
+    if values.dtype == object:
+        return values
     texts = [None if columns.is_missing(value) else columns.as_text(value) for value in values]
     return np.array(texts, object)
 

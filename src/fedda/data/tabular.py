@@ -1,20 +1,18 @@
 """A federation of tables: clients, test examples and how their columns were prepared."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
-from typing import Any, Literal, NamedTuple
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
-from fedda.data import columns, preparation
-from fedda.data.columns import OPTIONS, Columns
+from fedda.data import columns, preparation, table_files, tables
+from fedda.data.columns import Columns
 from fedda.data.preparation import Preparation
-from fedda.errors import InputError, check_whole_number, is_finite, shown, unknown
-
-MOST_CLASSES = 100  # of labels, unless `target` says that they are classes
-TARGETS = ("classes", "numbers")
+from fedda.data.tables import CLIENT, LABEL, Choices, Part
+from fedda.errors import InputError
 
 Pair = tuple[np.ndarray, np.ndarray]
 
@@ -59,32 +57,11 @@ class Federation:
         )
 
 
-class Part(NamedTuple):
-    """Some rows of a table, as they were read."""
-
-    place: str  # a file or a client, for messages
-    client: np.ndarray
-    label: np.ndarray
-    features: Columns
-    is_test: bool | None = None  # None: neither training nor test examples yet
-
-
-class Choices(NamedTuple):
-    """The arguments of `federation` that do not depend on the kind of source."""
-
-    label: str = "label"
-    client: str = "client"
-    test: float | None = 0.2
-    seed: int = 0
-    prepare: bool = True
-    target: Literal["classes", "numbers"] | None = None
-
-
 def federation(
     source: Any,
     *,
-    client: str = "client",
-    label: str = "label",
+    client: str | None = None,
+    label: str | None = None,
     features: Sequence[str] | None = None,
     ignore: Sequence[str] = (),
     target: Literal["classes", "numbers"] | None = None,
@@ -104,11 +81,14 @@ def federation(
     choice for one client does not depend on other clients.
 
     Args:
-        source: A pandas or Polars DataFrame with one row for each example, or a dictionary from
-            client to `(x, y)`. There, `x` is a DataFrame or a dictionary of columns, which are
-            prepared, or an array, which is used as it is.
-        client: The column of the client.
-        label: The column to predict.
+        source: One of the following. A pandas or Polars DataFrame with one row for each example.
+            The path of a CSV, Parquet or `.npz` file, or of a folder of such files; if there are
+            files or folders `train` and `test`, they are the training and the test examples. A
+            dictionary from client to `(x, y)`, where `x` is a DataFrame or a dictionary of
+            columns, which are prepared, or an array, which is used as it is.
+        client: The column of the client, by default `client`. By default, every file of a folder
+            is a client if there is no such column.
+        label: The column to predict, by default `label`, and in `.npz` files `y`.
         features: The columns to predict from. None takes all others.
         ignore: Columns to leave out.
         target: `"classes"` or `"numbers"`, if the label should not be read as described above.
@@ -142,29 +122,30 @@ def federation(
         ['age', 'age missing', 'ward=A', 'ward=B', 'ward=C']
     """
     choices = Choices(
-        label=label, client=client, test=test, seed=seed, prepare=prepare, target=target
+        client=client,
+        label=label,
+        features=features,
+        ignore=ignore,
+        target=target,
+        test=test,
+        seed=seed,
+        prepare=prepare,
     )
-    names = None
-    if isinstance(source, Mapping):
-        parts = [_of_client(name, pair, features, ignore) for name, pair in source.items()]
-        names = [columns.as_text(name) for name in source]
+    tables.check_choices(choices)
+    if isinstance(source, str | PathLike):
+        made = build(*table_files.read(Path(source).expanduser(), choices))
+    elif isinstance(source, Mapping):
+        choices = choices._replace(client=client or CLIENT, label=label or LABEL)
+        parts = [_of_client(name, pair, choices) for name, pair in source.items()]
+        made = build(parts, choices, [columns.as_text(name) for name in source])
     elif columns.is_frame(source):
-        found = columns.of(source)
-        chosen = chosen_features(list(found), choices, features, ignore, "the table")
-        parts = [
-            Part(
-                place="the table",
-                client=columns.find(found, client, "the table"),
-                label=columns.find(found, label, "the table"),
-                features={name: found[name] for name in chosen},
-            )
-        ]
+        choices = choices._replace(client=client or CLIENT, label=label or LABEL)
+        made = build([_of_frame(source, choices)], choices)
     else:
         raise InputError(
-            f"got {type(source).__name__}, expected a pandas or Polars DataFrame, or a dictionary "
-            "from client to (x, y)."
+            f"got {type(source).__name__}, expected a pandas or Polars DataFrame, the path of a "
+            "file or folder, or a dictionary from client to (x, y)."
         )
-    made = build(parts, choices, names)
     if len(made.names) < 2:
         raise InputError(
             f"there is only one client, {made.names[0]!r}, expected at least two. Name the column "
@@ -173,36 +154,18 @@ def federation(
     return made
 
 
-def chosen_features(
-    known: Sequence[str],
-    choices: Choices,
-    features: Sequence[str] | None,
-    ignore: Sequence[str],
-    place: str,
-) -> list[str]:
-    """Return the names of the columns of features, checked."""
-    for option, names in (("features", features), ("ignore", ignore)):
-        if isinstance(names, str):
-            raise InputError(
-                f'{option} must be a list of columns, got {names!r}. Write ["{names}"]'
-            )
-    for name in (choices.client, choices.label, *(features or ()), *ignore):
-        columns.find(dict.fromkeys(known), name, place)
-    special = {choices.client, choices.label}
-    if features is None:
-        features = [name for name in known if name not in special and name not in ignore]
-    named = [choices.client, choices.label, *features]
-    if len(set(named)) < len(named):
-        raise InputError(
-            f"a column is named twice: {', '.join(named)}. The client, the label and each feature "
-            "must be different columns: a model that sees its label learns nothing else."
-        )
-    if not features:
-        raise InputError(f"{place} has no columns of features: it has {', '.join(known)}.")
-    return list(features)
+def _of_frame(frame: Any, choices: Choices) -> Part:
+    place, found = "the table", columns.of(frame)
+    features = tables.chosen_features(list(found), choices, place)
+    return Part(
+        place=place,
+        client=found[str(choices.client)],
+        label=found[str(choices.label)],
+        features={name: found[name] for name in features},
+    )
 
 
-def _of_client(name: Any, pair: Any, features: Sequence[str] | None, ignore: Sequence[str]) -> Part:
+def _of_client(name: Any, pair: Any, choices: Choices) -> Part:
     place = f"client {name!r}"
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise InputError(f"{place} must be a pair (x, y), got {type(pair).__name__}.")
@@ -210,7 +173,7 @@ def _of_client(name: Any, pair: Any, features: Sequence[str] | None, ignore: Seq
     label = columns.of({"y": y})["y"]
     if columns.is_frame(x) or isinstance(x, Mapping):
         found = columns.of(x)
-        names = [each for each in found if each not in ignore] if features is None else features
+        names = choices.features or [each for each in found if each not in choices.ignore]
         own = {each: columns.find(found, each, place) for each in names}
     else:
         array = columns.plain("x", columns.of({"x": x})["x"], lambda row: f"{place}, row {row}")
@@ -232,7 +195,6 @@ def build(parts: Sequence[Part], choices: Choices, names: list[str] | None = Non
         choices: The arguments of `federation`.
         names: All clients in their order. None takes those of the rows, sorted.
     """
-    _check_choices(choices)
     ends = np.cumsum([len(part.label) for part in parts])
 
     def at(row: int) -> str:
@@ -241,16 +203,23 @@ def build(parts: Sequence[Part], choices: Choices, names: list[str] | None = Non
 
     if not len(ends) or not ends[-1]:
         raise InputError("there are no rows. Give a table with at least one row for each client.")
-    owner = _clients(choices.client, _joined(choices.client, parts, [p.client for p in parts]), at)
+    client, label = choices.client or "client", str(choices.label)
+    ids = columns.plain(client, _joined(client, parts, [part.client for part in parts]), at)
+    owner = tables.clients(client, columns.without_empty(ids) if parts[0].is_text else ids, at)
     names = names or sorted(set(owner))
     number = {name: place for place, name in enumerate(names)}
-    owner = np.array([number[name] for name in owner])
-    by_client = np.split(np.argsort(owner, kind="stable"), _ends(owner, len(names)))
-    is_test = _held_out(parts, names, by_client, choices)
-    label = _joined(choices.label, parts, [part.label for part in parts])
-    y, classes = _labels(columns.plain(choices.label, label, at), choices, at)
+    numbers = np.array([number[name] for name in owner])
+    sizes = np.bincount(numbers, minlength=len(names))
+    by_client = np.split(np.argsort(numbers, kind="stable"), np.cumsum(sizes)[:-1])
+    is_test = tables.held_out(parts, names, by_client, choices)
+
+    def joined_column(name: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
+        column = _joined(name, parts, arrays)
+        return columns.parsed(column) if parts[0].is_text else columns.plain(name, column, at)
+
+    y, classes = tables.labels(joined_column(label, [part.label for part in parts]), choices, at)
     found = {
-        name: _joined(name, parts, [columns.find(p.features, name, p.place) for p in parts])
+        name: joined_column(name, [columns.find(p.features, name, p.place) for p in parts])
         for name in parts[0].features
     }
     x, prepared = _examples(found, ~is_test, choices, at)
@@ -268,18 +237,6 @@ def build(parts: Sequence[Part], choices: Choices, names: list[str] | None = Non
     )
 
 
-def _check_choices(choices: Choices) -> None:
-    test = choices.test
-    number = isinstance(test, Real) and not isinstance(test, bool) and is_finite(test)
-    if test is not None and not (number and 0 <= test < 1):
-        raise InputError(
-            f"test must be a share of each client's rows from 0 to below 1, got {shown(test)}."
-        )
-    check_whole_number("seed", choices.seed, least=0)
-    if choices.target is not None and choices.target not in TARGETS:
-        raise unknown("value of target", choices.target, TARGETS)
-
-
 def _joined(name: str, parts: Sequence[Part], arrays: Sequence[np.ndarray]) -> np.ndarray:
     filled = [(part.place, array) for part, array in zip(parts, arrays, strict=True) if len(array)]
     first_place, first = filled[0]
@@ -292,85 +249,19 @@ def _joined(name: str, parts: Sequence[Part], arrays: Sequence[np.ndarray]) -> n
     return np.concatenate([array for _, array in filled])
 
 
-def _ends(owner: np.ndarray, clients: int) -> np.ndarray:
-    return np.cumsum(np.bincount(owner, minlength=clients))[:-1]
-
-
-def _clients(name: str, column: np.ndarray, at: columns.At) -> list[str]:
-    column = columns.plain(name, column, at)
-    _refuse_missing(name, column, at)
-    fractions = column.dtype.kind == "f" and (column % 1 != 0).any()
-    if column.ndim != 1 or fractions:
-        raise InputError(
-            f"the client {name!r} holds {column.dtype} of the shape {column.shape}, expected text "
-            f"or a whole number for each row. {OPTIONS}"
-        )
-    return [columns.as_text(value) for value in column.tolist()]
-
-
-def _refuse_missing(name: str, column: np.ndarray, at: columns.At) -> None:
-    rows = np.flatnonzero(columns.missing(column))
-    if len(rows):
-        more = f" and {len(rows) - 3:,} more" if len(rows) > 3 else ""
-        places = "; ".join(at(int(row)) for row in rows[:3])
-        raise InputError(
-            f"column {name!r} has no value in {places}{more}, expected one in every row. Fill it "
-            "in, or remove the rows."
-        )
-
-
-def _labels(column: np.ndarray, choices: Choices, at: columns.At) -> tuple[np.ndarray, list[Any]]:
-    """Return classes numbered from 0 and their values, or float32 targets and no classes."""
-    name = choices.label
-    _refuse_missing(name, column, at)
-    if column.ndim > 1 and (column.ndim, column.dtype.kind) != (2, "f"):
-        raise InputError(
-            f"the label {name!r} is {column.dtype} of the shape {column.shape}, expected one label "
-            f"for each row, or some floats for regression. {OPTIONS}"
-        )
-    if (column.dtype.kind == "f" and choices.target != "classes") or choices.target == "numbers":
-        numbers = columns.finite(name, column, at).astype(np.float32)
-        return numbers.reshape(len(numbers), -1), []
-    values, y = np.unique(column, return_inverse=True)
-    if len(values) > MOST_CLASSES and choices.target is None:
-        raise InputError(
-            f"the label {name!r} has {len(values):,} different values, so it is unclear whether "
-            'they are classes. Say so with target="classes" or, to predict a number, '
-            'target="numbers".'
-        )
-    return y.astype(np.int32), values.tolist()
-
-
-def _held_out(
-    parts: Sequence[Part], names: Sequence[str], by_client: Sequence[np.ndarray], choices: Choices
-) -> np.ndarray:
-    """Return for each row whether it is a test example; see `federation` for the rule."""
-    is_test = np.repeat([bool(part.is_test) for part in parts], [len(part.label) for part in parts])
-    if is_test.any() or not choices.test:
-        return is_test
-    for name, rows in zip(names, by_client, strict=True):
-        count = min(round(choices.test * len(rows)), len(rows) - 1)
-        if count > 0:
-            ids = (f"{choices.seed}:{name}:{row}".encode() for row in range(len(rows)))
-            digests = [hashlib.sha256(text).digest() for text in ids]
-            is_test[rows[sorted(range(len(rows)), key=digests.__getitem__)[:count]]] = True
-    return is_test
-
-
 def _examples(
     found: Columns, training: np.ndarray, choices: Choices, at: columns.At
 ) -> tuple[np.ndarray, Preparation | None]:
     """Return the features of all rows, and how they were prepared."""
-    plain = {name: columns.plain(name, column, at) for name, column in found.items()}
-    if all(column.ndim == 1 for column in plain.values()) and choices.prepare:
-        learned = preparation.learn({name: column[training] for name, column in plain.items()})
-        return learned.features_of(plain, at), learned
-    numbers = [columns.finite(name, column, at) for name, column in plain.items()]
+    if all(column.ndim == 1 for column in found.values()) and choices.prepare:
+        learned = preparation.learn({name: column[training] for name, column in found.items()})
+        return learned.features_of(found, at), learned
+    numbers = [columns.finite(name, column, at) for name, column in found.items()]
     if len(numbers) == 1 and numbers[0].ndim > 1:
         return numbers[0], None
     if any(column.ndim > 1 for column in numbers):
         raise InputError(
             "features must be single values, or be one column of lists or arrays; "
-            f"{', '.join(plain)} are of both kinds. Choose with features."
+            f"{', '.join(found)} are of both kinds. Choose with features."
         )
     return columns.narrowed(np.stack(numbers, axis=1)), None

@@ -18,6 +18,7 @@ from fedda.tasks.config import Config, about
 if TYPE_CHECKING:  # settings are checked without JAX
     from fedda.core.task import ExampleWise
     from fedda.data.federation import Shards
+    from fedda.data.preparation import Preparation
     from fedda.data.streaming import Block, Feed
     from fedda.models import Model
 
@@ -35,6 +36,8 @@ class Problem(NamedTuple):
     reduction: Literal["mean", "sum"] = "mean"
     final: Callable[[], Iterable[Block]] | None = None  # a larger test set, for the end of a run
     data: Mapping[str, Any] = {}  # where the examples are from, for the results
+    names: Sequence[str] = ()  # of the clients; empty if they have only numbers
+    preparation: Preparation | None = None  # how the columns of a table became features
 
     def __repr__(self) -> str:
         from fedda.data.federation import num_rows

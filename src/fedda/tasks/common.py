@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +12,8 @@ from fedda.core import losses
 from fedda.data import partition, streaming
 from fedda.data.datasets import open_dataset
 from fedda.data.federation import Shards, from_partition, num_rows
+from fedda.data.preparation import Preparation
+from fedda.data.readers.table import stored_preparation
 from fedda.data.store import Split, Store
 from fedda.data.streaming import XY, Columns, Feed
 from fedda.errors import InputError, unknown
@@ -29,6 +31,8 @@ class Federation(NamedTuple):
     test: tuple[Any, Any]
     labels: list[str]  # names of the classes; empty if targets are not classes
     data: Mapping[str, Any] = {}  # for the results
+    names: Sequence[str] = ()  # of the clients, if the files name them
+    preparation: Preparation | None = None  # how the columns of a table became features
 
     def __repr__(self) -> str:
         return f"Federation({self.shards}, {num_rows(self.test[1]):,} test examples)"
@@ -45,6 +49,8 @@ def classification(model: Model, federation: Federation) -> Problem:
         higher_is_better=True,
         labels=federation.labels,
         data=federation.data,
+        names=federation.names,
+        preparation=federation.preparation,
     )
 
 
@@ -99,11 +105,15 @@ def federation(
     else:
         stored = split.num_clients if split.num_clients > 1 else paper_clients
         shards = _redrawn(how, split, config, config.clients or stored, columns)
+    prepared = stored_preparation(store)
+    about_columns = {} if prepared is None else {"preparation": json.loads(prepared.to_json())}
     return Federation(
         shards=shards,
         test=streaming.union(test, columns=columns),
         labels=_labels(store),
-        data=provenance(name, store) | {"partition": how},
+        data=provenance(name, store) | {"partition": how} | about_columns,
+        names=split.clients if how == "user" else (),
+        preparation=prepared,
     )
 
 
