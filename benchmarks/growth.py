@@ -30,7 +30,7 @@ from fedda.data.federation import Shards
 from fedda.models import cnn, mlp
 from fedda.reports import figures
 from fedda.reports.tables import markdown_table
-from fedda.simulate import train as simulate
+from fedda.simulate.train import Setup, padding_waste, train
 from fedda.storage.provenance import device
 
 NETWORKS: dict[str, tuple[Callable[[], models.Model], tuple[int, ...], int]] = {
@@ -68,7 +68,7 @@ class Case(NamedTuple):
     """A run whose rounds are timed."""
 
     label: Any
-    setup: simulate.Setup
+    setup: Setup
     evaluations: Iterator[Any]
     times: int  # evaluations in a turn
     seconds: list[float]  # per round, of every turn
@@ -102,7 +102,7 @@ class Bench:
             client_lr=0.01,
             **settings,
         )
-        evaluations = simulate.train(setup, api.traced(hyper, self.model), [0])
+        evaluations = train(setup, api.traced(hyper, self.model), [0])
         next(evaluations)  # before the first round
         next(evaluations)  # compiles
         fastest = min(timed(evaluations) for _ in range(3))
@@ -123,7 +123,7 @@ class Bench:
                 "to": max(case.seconds),
                 "chunk": case.setup.layout.places(case.setup.cohort)[2],
                 "examples": examples_of(case.setup),
-                "padding_waste": simulate.padding_waste(case.setup._replace(rounds=500), seed=0),
+                "padding_waste": padding_waste(case.setup._replace(rounds=500), seed=0),
             }
             for case in cases
         ]
@@ -162,7 +162,7 @@ def timed(evaluations: Iterator[Any]) -> float:
     return time.perf_counter() - begin
 
 
-def examples_of(setup: simulate.Setup) -> float:
+def examples_of(setup: Setup) -> float:
     """Return the mean number of examples of a round, without padding."""
     count = np.asarray(setup.shards.count)
     if setup.task.plan.unit == "steps":
@@ -187,7 +187,9 @@ def report(results: dict[str, Any]) -> str:
 
 def cohort_table(rows: list[dict[str, Any]]) -> list[list[str]]:
     """Return the cells of a table of cohorts, the header first."""
-    table = [["cohort", "a round", "a client", "off the line", "clients at a time"]]
+    table = [
+        ["cohort", "time per round", "time per client", "difference to a line", "clients per chunk"]
+    ]
     slope = line_through_origin(rows)
     for row in rows:
         size, seconds = row["label"], row["seconds"]
@@ -200,7 +202,7 @@ def cohort_table(rows: list[dict[str, Any]]) -> list[list[str]]:
 
 def population_table(rows: list[dict[str, Any]]) -> list[list[str]]:
     """Return the cells of a table of populations, the header first."""
-    table = [["population", "a round, cohort 10", "to the smallest"]]
+    table = [["population", "time per round, cohort 10", "ratio to the smallest"]]
     for row in rows:
         ratio = f"{row['seconds'] / rows[0]['seconds']:.2f}"
         table.append([f"{row['label']:,}", duration(row["seconds"]), ratio])
@@ -209,8 +211,8 @@ def population_table(rows: list[dict[str, Any]]) -> list[list[str]]:
 
 def size_table(rows: list[dict[str, Any]]) -> list[list[str]]:
     """Return the cells of a table of client sizes, the header first."""
-    table = [["sigma of sizes", "clients at a time", "a round, cohort 100"]]
-    table[0] += ["per example, to sigma 0", "padding", "of it, unequal clients"]
+    table = [["sigma of sizes", "clients per chunk", "time per round, cohort 100"]]
+    table[0] += ["time per example, ratio to sigma 0", "padding", "padding for unequal clients"]
     first = rows[0]["seconds"] / rows[0]["examples"]
     for row in rows:
         sigma, chunk = row["label"]

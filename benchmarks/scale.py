@@ -31,7 +31,7 @@ from fedda.data import preprocessing, store
 from fedda.data.store import Client, Rows, Source
 from fedda.data.streaming import Feed
 from fedda.models import linear
-from fedda.simulate import train as simulate
+from fedda.simulate.train import host_work, train
 
 USERS, SENTENCES = 342_477, 135_818_730
 WORDS, TAGS = 10_000, 500
@@ -99,14 +99,14 @@ def measure(path: Path, rounds: int) -> dict[str, Any]:
         client_lr=100.0,
     )
     host_rounds = 200
-    spans = simulate.host_work(setup._replace(rounds=host_rounds, eval_every=100), seeds=[1])
+    spans = host_work(setup._replace(rounds=host_rounds, eval_every=100), seeds=[1])
     begin = time.perf_counter()
     for _ in spans:
         pass
     host = (time.perf_counter() - begin) / host_rounds
 
     times = []
-    for evaluation in simulate.train(setup, api.traced(hyper, model), [0]):
+    for evaluation in train(setup, api.traced(hyper, model), [0]):
         times.append(time.perf_counter())
         assert evaluation.row["nonfinite_clients"] == 0
     return {

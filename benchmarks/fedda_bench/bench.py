@@ -24,8 +24,8 @@ from fedda.core.task import ExampleWise
 from fedda.core.tree import PyTree
 from fedda.data.federation import Shards, num_rows, take_rows
 from fedda.models import Model, with_precision
-from fedda.simulate import train as simulate
 from fedda.simulate.devices import everywhere, mesh_for
+from fedda.simulate.train import LONGEST, host_work, segment, start
 
 ALGORITHMS = ("fedavg", "fedda-sgdm")
 REPETITION = 1.0  # least seconds of a repetition, so that the start of a program does not count
@@ -43,7 +43,7 @@ class Case(NamedTuple):
     batch: int
     steps: int  # local steps of each client
     cohort: int = 10
-    rounds: int = simulate.LONGEST  # of one repetition, at most
+    rounds: int = LONGEST  # of one repetition, at most
 
 
 class Program(NamedTuple):
@@ -61,12 +61,12 @@ def federated(case: Case, algorithm: str) -> Program:
     settings |= {"client_lr": RATE}
     setup, hyper = api.prepare(algorithm, case.model, case.clients, case.loss, **settings)
     hp = api.traced(hyper, case.model)
-    start = (hp, random.key(0), simulate.start(setup, hp, [0]))
-    hp, key, run = everywhere(start, setup.layout.mesh)
-    span = next(simulate.host_work(setup, [0]))
-    segment = simulate.segment(setup.algorithm, setup.task, setup.layout, False)
+    initial = (hp, random.key(0), start(setup, hp, [0]))
+    hp, key, run = everywhere(initial, setup.layout.mesh)
+    span = next(host_work(setup, [0]))
+    program = segment(setup.algorithm, setup.task, setup.layout, False)
     return _program(
-        lambda: segment.lower(hp, run, key, span),
+        lambda: program.lower(hp, run, key, span),
         start=run,
         step=lambda compiled, run, rounds: compiled(hp, run, key, span._replace(last=rounds))[0],
     )

@@ -20,7 +20,7 @@ from fedda import api
 from fedda.core import losses
 from fedda.models import Model
 from fedda.simulate import devices
-from fedda.simulate import train as simulate
+from fedda.simulate.train import train
 
 
 def in_half(model: Model) -> Model:
@@ -50,21 +50,21 @@ def main() -> None:
         {"beta1": problem.beta1} if problem.algorithm == "fedda-sgdm" else {}
     )
 
-    def train(each: int, rounds: int) -> Iterator[Any]:
+    def evaluations(eval_every: int, rounds: int) -> Iterator[Any]:
         setup, hp = api.prepare(
             problem.algorithm,
             model,
             clients,
             losses.cross_entropy,
             rounds=rounds,
-            eval_every=each,
+            eval_every=eval_every,
             cohort=problem.cohort,
             batch=problem.batch,
             local_work=problem.steps,
             **hyper,
             **settings,
         )
-        return simulate.train(setup, api.traced(hp, model), [fedda_problem.SEED])
+        return train(setup, api.traced(hp, model), [fedda_problem.SEED])
 
     x = jnp.asarray(problem.check_x.reshape(-1, *problem.x.shape[2:]))
     y = jnp.asarray(problem.check_y.reshape(-1))
@@ -75,7 +75,7 @@ def main() -> None:
         return float(mean_loss(jax.device_get(state["params"])))
 
     def check() -> Weights:
-        *_, last = train(each=1, rounds=1)
+        *_, last = evaluations(eval_every=1, rounds=1)
         state["params"] = last.run.state.params
         names = fedda_problem.named(jax.device_get(last.run.state.params))
         return {name: np.asarray(leaf) for name, leaf in names.items()}
@@ -84,7 +84,7 @@ def main() -> None:
 
     def rounds(number: int) -> None:
         if number not in runs:
-            runs[number] = train(each=number, rounds=10**6 * number)
+            runs[number] = evaluations(eval_every=number, rounds=10**6 * number)
             next(runs[number])  # before the first round
         next(runs[number])  # its row has the training loss, so the rounds are done
 

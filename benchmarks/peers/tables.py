@@ -45,7 +45,7 @@ def table(task: str, result: dict[str, Any]) -> str:
         f"{settings['steps']} steps of {settings['batch']}, {settings['precision']}; medians of "
         f"{worked} turns. Ratios are to `{best}`.",
         "",
-        "| | a round | from - to | ratio | weights differ by | cores used while it waits |",
+        "| | time per round | from - to | ratio | weights differ by | cores used while it waits |",
         "|:--|--:|--:|--:|--:|--:|",
     ]
     for name in sorted(rows, key=lambda name: medians.get(name, float("inf"))):

@@ -14,7 +14,7 @@ from fedda.data import streaming
 from fedda.data.federation import Ragged
 from fedda.data.store import Rows
 from fedda.data.streaming import Feed
-from fedda.simulate import train as simulate
+from fedda.simulate.train import evaluate, evaluate_blocks
 from helpers.stored import COUNTS, MODEL, written
 
 
@@ -180,8 +180,8 @@ def test_evaluation_in_blocks_is_evaluation_of_the_whole(tmp_path):
         return outputs * y, 1 + y
 
     task = Task(MODEL, squared_error, Plan(2), (share,))
-    whole = simulate.evaluate(task, False, None)(params, *streaming.union(split))
-    parts = simulate.evaluate_blocks(task, params, streaming.blocks(split, 7))
+    whole = evaluate(task, False, None)(params, *streaming.union(split))
+    parts = evaluate_blocks(task, params, streaming.blocks(split, 7))
     assert parts == pytest.approx({name: float(value) for name, value in whole.items()}, rel=1e-5)
     outputs = np.asarray(MODEL.apply(params, streaming.union(split)[0][jnp.arange(39)]))
     y = streaming.union(split)[1]
