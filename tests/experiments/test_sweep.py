@@ -177,7 +177,7 @@ def test_a_later_batch_that_runs_out_of_memory_keeps_those_before(whole, monkeyp
 
 def test_one_run_that_is_too_large_and_other_errors(monkeypatch):
     monkeypatch.setattr(together, "train", out_of_memory(above=0))
-    with pytest.raises(InputError, match="one run alone needs more memory than the device has"):
+    with pytest.raises(InputError, match="a single run needs more memory than the device has"):
         grid(together=1)
     monkeypatch.undo()
     monkeypatch.setattr(together, "train", out_of_memory(above=0, kind="INTERNAL"))

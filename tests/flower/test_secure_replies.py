@@ -262,7 +262,7 @@ def test_a_client_refuses_an_upload_of_another_form():
 @pytest.mark.parametrize("kind", ["train", "train.default"])
 def test_a_client_gives_no_upload_in_plain(kind):
     app, context = sender(0, UPLOADS[0]), Context(1, NODES[0], {}, RecordDict(), {})
-    with pytest.raises(messages.MessageError, match="in plain"):
+    with pytest.raises(messages.MessageError, match="unmasked upload"):
         app(message_to(0, kind=kind), context)
 
 

@@ -168,8 +168,8 @@ def test_who_waits_in_vain_says_so(start, port, tmp_path: Path):
     for at, process in zip(addresses, alone, strict=True):
         code, out, err = end(process)
         assert (code, out) == (2, "")
-        assert f"fedda: not all of 2 processes came to 127.0.0.1:{at} within 3 seconds" in err
-        assert "Start each with the same command and its own --process" in err
+        assert f"fedda: not all of 2 processes connected to 127.0.0.1:{at} within 3 seconds" in err
+        assert "Start each with the same command and a different --process" in err
     assert list((tmp_path / "alone").iterdir()) == []
 
 
@@ -178,7 +178,7 @@ def test_all_hear_that_one_was_given_something_else(start, port):
     for process in both:
         code, out, err = end(process)
         assert (code, out) == (2, "")
-        assert "fedda: process 0 was given seed = 0, but process 1 1. Start each with" in err
+        assert "fedda: process 0 has seed = 0, but process 1 has 1. Start each with" in err
 
 
 def test_what_one_is_refused_all_are(start, port, tmp_path: Path):

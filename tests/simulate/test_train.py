@@ -155,14 +155,14 @@ def test_a_loss_or_metric_that_averages_over_the_batch(where):
 
     loss = averaged if where == "loss" else squared_error
     with pytest.raises(
-        InputError, match=r"averaged must give one number an example, .* shape \(\)"
+        InputError, match=r"averaged must return one number for each example, .* shape \(\)"
     ):
         fedda.run("fedavg", MODEL, CLIENTS, loss, **SETTINGS | {"metrics": [averaged]})
 
 
 def test_a_loss_that_gives_an_example_a_row_is_told_what_it_was_given():
     """[n, 2] of two outputs; and [n, n] of labels that broadcast against outputs."""
-    message = r"got shape \(batch, {}\)\. .* shapes \(\(2,\), \({}\)\): average over outputs"
+    message = r"got shape \(batch, {}\)\. .* shapes \(\(2,\), \({}\)\)\. Average over"
     with pytest.raises(InputError, match=message.format(2, "2,")):
         fedda.run("fedavg", MODEL, CLIENTS, lambda outputs, y: (outputs - y) ** 2, **SETTINGS)
     clients = [(x, y[:, 0]) for x, y in CLIENTS]

@@ -1,9 +1,8 @@
-"""The algorithms of `fedda` as a real federation, on Flower's messages.
+"""Deploy the algorithms of `fedda` with Flower.
 
-`client_app` is a client for any algorithm; `server_app` trains the one that its `Settings` name.
-Random numbers, sums and merges are those of a simulation. With the same clients, seed and settings,
-a federation and `fedda.run` train the same model, if every client has an example and no reply
-exceeds a limit of the `Settings`.
+`client_app` returns a client, and `server_app` a server for the algorithm in its `Settings`. With
+the same clients, seed and settings, a deployed federation and `fedda.run` train the same model, if
+every client has an example and no reply exceeds a limit of the `Settings`.
 """
 
 from fedda.flower.client import client_app

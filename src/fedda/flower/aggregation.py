@@ -1,8 +1,8 @@
-"""Sum of the uploads of a phase, with checks of every reply as if it came from a stranger.
+"""Sum the uploads of a phase, and check every reply as if its sender were malicious.
 
-A reply is first checked by itself, and then compared with the median of the replies of this round
-and of the rounds before. So a single client can neither make the sum overflow nor outweigh the
-others by far. `docs/flower.md` says what these checks do not stop.
+A reply is first checked alone, and then compared with the median over this round and the rounds
+before. So a single client can neither make the sum overflow nor outweigh the others by far.
+`docs/flower.md` describes attacks that these checks do not stop.
 """
 
 import logging
@@ -28,25 +28,25 @@ from fedda.simulate.cohort import work_of
 from fedda.transforms.compression import on_weighted
 
 log = logging.getLogger("fedda.flower")
-FEWEST = 3  # replies whose median a single liar cannot choose
-RECENT = 20  # replies of earlier rounds to compare with
-LARGEST_LOSS = float(np.finfo(np.float32).max)  # of an example: no sum of such losses overflows
+FEWEST = 3  # the fewest replies whose median a single malicious client cannot choose
+RECENT = 20  # the number of earlier replies to compare with
+LARGEST_LOSS = float(np.finfo(np.float32).max)  # of one example; sums of such losses are finite
 NO_REPORT = Weighted(np.float64(0), np.float64(0))
 
 
 class AggregationError(Exception):
-    """A phase has no sum; none of its uploads counts."""
+    """The uploads of a phase could not be summed. None of them is used."""
 
 
 class Exchange(NamedTuple):
-    """One phase of a round: what the clients are asked, and what their uploads look like."""
+    """The messages of one phase to the clients, and the form of their uploads."""
 
     phase: Phase
     plan: Plan  # the local work of a client
-    params: PyTree  # of the server's model
-    message: ArrayRecord  # to all clients
-    orders: Mapping[int, Order]  # to each client
-    like: PyTree  # shapes and types of an upload
+    params: PyTree  # the parameters of the server's model
+    message: ArrayRecord  # the message of the phase, the same for all clients
+    orders: Mapping[int, Order]  # the order to each client
+    like: PyTree  # the shapes and types of an upload
 
     def content(self, client: int) -> RecordDict:
         """Return the content of the message to a client."""
@@ -54,9 +54,9 @@ class Exchange(NamedTuple):
 
 
 class Size(NamedTuple):
-    """Size of an upload. Weighted parts are divided by their weights."""
+    """The size of an upload. Weighted parts are divided by their weights."""
 
-    norm: float  # of all entries but counters
+    norm: float  # the norm of all entries except counters
     counters: list[float]
     weights: list[float]
 
@@ -65,7 +65,7 @@ class Reply(NamedTuple):
     """A reply that passed the checks."""
 
     upload: PyTree
-    seen: Weighted  # sum of the losses of the visited examples, and their number
+    seen: Weighted  # the sum of the losses of the processed examples, and their number
     size: Size
 
 
@@ -75,12 +75,12 @@ class Aggregate(NamedTuple):
     upload: PyTree
     seen: Seen
     counted: frozenset[int]  # the clients in the sum
-    clipped: int = 0  # how many of them had an entry outside of its range
-    replies: Mapping[int, Reply] = {}  # by client; unknown after secure aggregation
+    clipped: int = 0  # the number of these clients with an entry outside of its range
+    replies: Mapping[int, Reply] = {}  # by client; empty after secure aggregation
 
     @classmethod
     def of(cls, replies: Mapping[int, Reply]) -> "Aggregate":
-        """Return the sum of the replies, in the order of the clients' numbers."""
+        """Return the sum of the replies, added in the order of the clients' numbers."""
         if not replies:
             raise AggregationError("no reply was valid")
 
@@ -93,14 +93,14 @@ class Aggregate(NamedTuple):
 
 
 class PlainAggregator:
-    """Sum of the uploads that the server sees, for one phase of every round."""
+    """Sums uploads that the server can read. There is one aggregator for each phase of a round."""
 
     def __init__(self, transport: Transport, settings: Settings) -> None:
         self.transport, self.settings = transport, settings
         self.recent = deque[Size](maxlen=RECENT)
 
     def sum(self, exchange: Exchange) -> Aggregate:
-        """Ask the clients, and add up the replies that pass all checks.
+        """Send the messages of a phase, and return the sum of the replies that pass all checks.
 
         Raises:
             AggregationError: No reply passed the checks.
@@ -117,7 +117,7 @@ class PlainAggregator:
                 self.transport.note("refused_reports", client, fault)
                 reply = reply._replace(seen=NO_REPORT)
             replies[client] = reply
-        if replies:  # for users who choose most_norm
+        if replies:  # helps users to choose most_norm
             norms = [reply.size.norm for reply in replies.values()]
             text = "the norms of %d uploads have the median %g; the largest is %g"
             log.info(text, len(norms), np.median(norms), max(norms))
@@ -127,12 +127,16 @@ class PlainAggregator:
         return Aggregate.of(replies)
 
     def _read(self, exchange: Exchange, client: int, content: RecordDict) -> Reply:
-        """Return a reply that answers its order and is within the absolute limits, or refuse it."""
+        """Return a reply after the checks that need no other replies.
+
+        Raises:
+            MessageError: The reply belongs to another order, or exceeds an absolute limit.
+        """
         exchange.orders[client].check_reply(client, content)
         if "upload" not in content.array_records or "seen" not in content.metric_records:
             raise MessageError("it has no upload, or no report of the loss")
-        said: Mapping[str, Any] = content.metric_records["seen"]
-        report = [said.get(name) for name in ("loss", "examples")]
+        metrics: Mapping[str, Any] = content.metric_records["seen"]
+        report = [metrics.get(name) for name in ("loss", "examples")]
         if not all(isinstance(value, (int, float)) for value in report):
             raise MessageError(f"its report must be two numbers, loss and examples, got {report}")
         sent = messages.unpack(content.array_records["upload"], exchange.like)
@@ -140,7 +144,7 @@ class PlainAggregator:
         arrays = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(upload)]
         if not all(np.isfinite(array).all() for array in (*arrays, np.array(report))):
             raise NotFiniteError(f"a number in its upload or loss is not finite. {NOT_FINITE}")
-        # The square of a sum of such entries over all clients is finite, as merges need it.
+        # The square of a sum of such entries over all clients is finite. Merges need this.
         limit = float(np.sqrt(np.finfo(jnp.result_type(float)).max)) / len(exchange.orders)
         largest = max(float(np.abs(array).max(initial=0.0)) for array in arrays)
         if largest > limit:
@@ -155,13 +159,13 @@ class PlainAggregator:
         return Reply(upload=upload, seen=Weighted(*map(np.float64, report)), size=size)
 
     def _false_report(self, plan: Plan, reply: Reply) -> str:
-        """Return what is impossible about a client's report of its loss, or "".
+        """Return the reason why a client's report of its loss is impossible, or "".
 
-        The report is only shown, so the upload counts without it.
+        The report is only logged, so the upload is used without it.
         """
         loss, examples = map(float, reply.seen)
         limit = np.inf
-        if plan.unit == "steps":  # and STEM's first step takes all examples
+        if plan.unit == "steps":  # plus all examples, for the first step of STEM
             limit = float(work_of(plan, np.ones(())).examples) + max([0.0, *reply.size.weights])
         elif self.settings.most_weight is not None:
             limit = float(work_of(plan, np.ceil(self.settings.most_weight)).examples)
@@ -172,11 +176,11 @@ class PlainAggregator:
         )
 
     def _compare(self, replies: dict[int, Reply], model_norm: float) -> None:
-        """Refuse the replies that are out of proportion, and lower weights that are.
+        """Refuse replies with a disproportionate norm or counter, and lower such weights.
 
-        A norm up to that of the model does no harm, and late in training the median may be tiny. A
-        counter is a number of local steps, or at most 1. The number of visited examples is a
-        weight, too: that of the client's mean loss.
+        A norm up to that of the model is always allowed: it does no harm, and late in training the
+        median may be tiny. A counter is a number of local steps, or at most 1. The number of
+        processed examples is also a weight, that of the client's mean loss.
         """
         ratio = self.settings.most_weight_ratio
         sizes = [*self.recent, *(reply.size for reply in replies.values())]
@@ -201,7 +205,7 @@ class PlainAggregator:
 
 
 def _limit(values: list[Any], ratio: float | None) -> Any:
-    """Return `ratio` times the median of the values; infinity if there are too few of them."""
+    """Return `ratio` times the median of the values, or infinity if there are too few values."""
     if ratio is None or len(values) < FEWEST:
         return np.full(np.shape(values)[1:], np.inf)
     return ratio * np.median(values, axis=0)
@@ -227,7 +231,7 @@ def _weights(parts: PyTree) -> list[float]:
 
 
 def _with_weights(reply: Reply, weights: Iterable[float]) -> Reply:
-    """Return the reply with other weights of its weighted parts, whose means stay the same."""
+    """Return the reply with new weights of its weighted parts. Their means do not change."""
     remaining = iter(weights)
 
     def change(part: Weighted) -> Weighted:
@@ -240,7 +244,7 @@ def _with_weights(reply: Reply, weights: Iterable[float]) -> Reply:
 
 
 def wide(dtype: Any) -> Any:
-    """Return the type in which numbers are added up: float32 at least, float64 under x64."""
+    """Return the type for sums of numbers: at least float32, or float64 if JAX has enabled it."""
     floating = jnp.issubdtype(dtype, jnp.inexact)
     return np.promote_types(dtype, jnp.result_type(float)) if floating else dtype
 

@@ -1,8 +1,8 @@
-"""The Flower client: it does the work of a phase, and saves what the algorithm remembers.
+"""The Flower client: it does the work of a phase and saves the client's memory.
 
-The memory of a client is in `context.state`. A reply may be lost, arrive too late, or belong to a
-round that failed. So every order says which of the client's uploads counted last, and the client
-resumes from the memory that it saved with it.
+The memory is in `context.state`. A reply may be lost, arrive too late, or belong to a round that
+failed. So every order names the client's last upload that the server used, and the client resumes
+from the memory that it saved with this upload.
 """
 
 import json
@@ -40,19 +40,31 @@ def client_app(
     algorithm: Algorithm | None = None,
     mods: list[Mod] | None = None,
 ) -> ClientApp:
-    """Return a Flower client for the algorithm that the server chooses.
+    """Return a Flower client. The server chooses the algorithm.
 
-    The number of the client is `partition-id` in the configuration of its node.
+    The client's number is `partition-id` in the configuration of its node.
 
     Args:
-        task: Model, loss and local work, the same as the server's.
-        data: Called once in a process, with the context of the node; returns the client's examples
-            `(x, y)`.
-        algorithm: An algorithm of your own, the same as the server's.
+        task: The model, the loss and the local work. They must be the same on the server.
+        data: `(context) -> (x, y)`, returns the client's examples for the Flower context of a node.
+            It is called once for each client of a process.
+        algorithm: A custom algorithm, the same as on the server. None uses the named algorithm
+            that the server chooses.
         mods: Flower mods, such as `secure_mods()`.
 
+    Returns:
+        The client app, for Flower's `flower-supernode` or its simulation.
+
     Example:
-        app = client_app(task, lambda context: load(context.node_config["partition-id"]))
+        >>> import numpy as np
+        >>> from fedda import losses, models
+        >>> from fedda.core.task import Plan, Task
+        >>> from fedda.flower import client_app
+        >>> task = Task(models.linear(8, 3), losses.cross_entropy, Plan(batch=20, amount=5))
+        >>> def data(context):
+        ...     rng = np.random.default_rng(context.node_config["partition-id"])
+        ...     return rng.normal(size=(100, 8)), rng.integers(0, 3, 100)
+        >>> app = client_app(task, data)
     """
     train = partial(work, task, algorithm)
     return build_app(lambda context: from_clients([data(context)]), train, mods)
@@ -63,11 +75,12 @@ def build_app(
     train: Callable[[Data, RecordDict, Context], RecordDict],
     mods: list[Mod] | None,
 ) -> ClientApp:
-    """Return a Flower client.
+    """Return a Flower client from functions that load the data and train.
 
     Args:
-        load: Called once in a process; returns the data of a node, or fails without examples.
-        train: Returns the reply to an order.
+        load: `(context) -> data`, called once for each client of a process. It raises an error if
+            the client has no examples.
+        train: `(data, content, context) -> reply`, does the work of an order.
         mods: Flower mods.
     """
     app = ClientApp(mods=mods)
@@ -94,7 +107,7 @@ def build_app(
 def partition(context: Context) -> int:
     """Return the number of the client in the federation."""
     number = context.node_config.get("partition-id")
-    if not isinstance(number, int) or not 0 <= number < 2**32:  # as random keys can be folded with
+    if not isinstance(number, int) or not 0 <= number < 2**32:  # the range of jax.random.fold_in
         raise InputError(
             "the configuration of a node must have a partition-id from 0 to 2^32 - 1, got "
             f"{dict(context.node_config)}. Start the node with --node-config 'partition-id=0'."
@@ -103,16 +116,16 @@ def partition(context: Context) -> int:
 
 
 def introduce(context: Context, examples: int) -> RecordDict:
-    """Return the reply to the server's query who a client is.
+    """Return the reply to the server's query for the client's number.
 
-    The number of examples stays with the client: secure aggregation keeps it secret.
+    The number of examples is only checked, not sent: secure aggregation keeps it secret.
 
     Args:
-        context: The context of the node.
+        context: The Flower context of the node.
         examples: The number of the client's examples.
 
     Raises:
-        InputError: The client has no examples, so that it cannot take part.
+        InputError: The client has no examples, so it cannot take part.
     """
     if examples < 1:
         raise InputError(f"a client must have at least one example, got {examples}.")
@@ -122,7 +135,15 @@ def introduce(context: Context, examples: int) -> RecordDict:
 def build_reply(
     order: Order, context: Context, upload: PyTree, loss: float, examples: float
 ) -> RecordDict:
-    """Return the reply to an order: the upload, and the sum of the losses of visited examples."""
+    """Return the reply to an order.
+
+    Args:
+        order: The order.
+        context: The Flower context of the node.
+        upload: The upload of the phase.
+        loss: The sum of the training losses over all processed examples.
+        examples: The number of processed examples.
+    """
     answered = order.reply(partition(context))
     seen = MetricRecord({"loss": float(loss), "examples": float(examples)})
     return RecordDict({"fedda": answered, "upload": pack(upload), "seen": seen})
@@ -135,7 +156,7 @@ def work(
     content: RecordDict,
     context: Context,
 ) -> RecordDict:
-    """Do the work of one phase; return the reply with the client's upload."""
+    """Do the work of one phase, and return the reply with the client's upload."""
     order = Order.read(content)
     algorithm = algorithm or algorithms.get(order.algorithm, **json.loads(order.options))
     hp = api.traced(algorithms.hyper(order.algorithm, algorithm, order.hyper), task.model)
@@ -158,7 +179,7 @@ def work(
 def _load_memory(
     algorithm: Algorithm, hp: Any, task: Task, order: Order, context: Context
 ) -> PyTree:
-    """Return the memory that the client saved with its last upload that counted."""
+    """Return the memory that the client saved with its last upload that the server used."""
 
     def first() -> PyTree:
         params = task.model.init(random.fold_in(random.key(order.seed), 0))
@@ -171,12 +192,12 @@ def _load_memory(
     if name in context.state:
         return unpack(context.state.array_records[name], like)
     if order.resume_from:
-        log.warning("round %d: the memory of this client is lost, it starts again", order.round)
+        log.warning("round %d: the client's memory is lost and was reset", order.round)
     return jax.jit(first)()
 
 
 def _save_memory(memory: PyTree, order: Order, context: Context) -> None:
-    """Save what the next order may ask for, and delete what no order can ask for."""
+    """Save the new memory, and delete memories that no later order can refer to."""
     for name in [name for name in context.state if name.startswith(MEMORY)]:
         if not order.keep_from <= int(name.removeprefix(MEMORY)) <= order.resume_from:
             del context.state[name]
@@ -185,7 +206,7 @@ def _save_memory(memory: PyTree, order: Order, context: Context) -> None:
 
 
 def _secret_key() -> jax.Array:
-    """Return a random key that only this client knows: with it, one could remove its noise."""
+    """Return a random key that only this client knows. With the key, its noise could be removed."""
     numbers = jnp.asarray(np.frombuffer(os.urandom(8), np.uint32))
     return random.wrap_key_data(numbers, impl="threefry2x32")
 

@@ -1,7 +1,7 @@
-"""Messages between server and clients: orders, pytrees as named arrays, and checks on arrival.
+"""Messages between server and clients: orders, and pytrees as named arrays.
 
-What arrives may come from a stranger. It is compared with what was agreed before it is used, and
-`MessageError` says what is wrong with it.
+A message may come from a malicious sender. Its names, types, shapes and sizes are checked before it
+is used. A `MessageError` says what is wrong with it.
 """
 
 from collections.abc import Mapping
@@ -16,16 +16,16 @@ from jax.tree_util import keystr, tree_flatten_with_path, tree_leaves_with_path
 
 from fedda.core.tree import PyTree
 
-MAX_HEADER = 1024  # bytes of a serialised array besides its numbers
-MAX_REASON = 500  # characters of a reason, which is logged
+MAX_HEADER = 1024  # the most bytes of a serialised array, besides its numbers
+MAX_REASON = 500  # the most characters of a reason in the log
 SAME_VERSION = "Server and clients need the same model and the same version of fedda."
 NOT_FINITE = "Look for NaN in that client's data, or lower client_lr."
 
 
 class MessageError(Exception):
-    """A message is not what was agreed; the reason is written to the log.
+    """A message is not valid. The reason is written to the log.
 
-    The reason may quote a stranger, so it is cut to one line that cannot fill the disk.
+    The reason may contain text of a malicious sender, so it is shortened to one line.
     """
 
     def __init__(self, reason: str) -> None:
@@ -37,20 +37,20 @@ class NotFiniteError(MessageError):
 
 
 class Order(NamedTuple):
-    """The server's order to a client: the work of one phase.
+    """The server's order to a client to do the work of one phase.
 
-    The server numbers its orders to all clients; `serial` is the number of this one. The client
-    resumes from the memory it saved with the order `resume_from`, and may delete what it saved
-    before the order `keep_from`. 0 stands for its memory before the first order.
+    The server numbers all its orders; `serial` is the number of this order. The client resumes
+    from the memory that it saved with the order `resume_from`, and may delete the memories that it
+    saved before the order `keep_from`. 0 stands for the initial memory.
     """
 
     algorithm: str
-    options: str  # of the algorithm, as JSON
+    options: str  # the options of the algorithm, as JSON
     seed: int
     round: int
     phase: int
     full: bool  # whether to take one step with the gradient of all examples
-    clients: int  # in the federation
+    clients: int  # the number of clients in the federation
     serial: int
     resume_from: int
     keep_from: int
@@ -69,33 +69,40 @@ class Order(NamedTuple):
         return cls(**read_config(content, "fedda", **types), hyper=dict(hyper))
 
     def key(self) -> jax.Array:
-        """Return the random key of this phase, as in a simulation; clients fold their number in."""
+        """Return the random key of this phase, the same as in a simulation.
+
+        A client folds its number into the key.
+        """
         run = random.fold_in(random.key(self.seed), 1)
         return random.fold_in(random.fold_in(run, self.round), self.phase)
 
     def reply(self, partition: int) -> ConfigRecord:
-        """Return the record that says which order a reply answers, and which client sent it."""
+        """Return the record of a reply that names the order and the client."""
         return ConfigRecord({"serial": self.serial, "partition": partition})
 
     def check_reply(self, partition: int, content: RecordDict) -> None:
-        """Refuse a reply to another order, or from another client."""
+        """Raise a `MessageError` if a reply names another order or another client."""
         if content.config_records.get("fedda") != self.reply(partition):
             raise MessageError(f"it does not answer the order {self.serial}")
 
 
 def pack(tree: PyTree) -> ArrayRecord:
-    """Return the leaves of a pytree as arrays named by their paths: `params/dense/kernel`."""
+    """Return the leaves of a pytree as arrays named by their paths, such as `params/w`."""
     record = ArrayRecord()
     for path, leaf in tree_leaves_with_path(tree):
         array = np.asarray(leaf)
-        # Flower cannot send bfloat16: its bits travel as integers.
+        # Flower cannot send bfloat16, so its bits are sent as integers.
         plain = array.view(np.uint16) if array.dtype == jnp.bfloat16 else array
         record[leaf_name(path)] = Array(plain)
     return record
 
 
 def unpack(record: ArrayRecord, like: PyTree) -> PyTree:
-    """Return the pytree with the names, shapes and types of `like`, or refuse the record."""
+    """Return the pytree of a record.
+
+    Raises:
+        MessageError: The arrays differ from `like` in names, shapes or types.
+    """
     leaves, structure = tree_flatten_with_path(like)
     names = [leaf_name(path) for path, _ in leaves]
     if odd := sorted(set(record) ^ set(names)):
@@ -116,10 +123,13 @@ def leaf_name(path: Any) -> str:
 
 
 def read_array(array: Array, name: str, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
-    """Deserialise an array of this type and shape, or refuse it.
+    """Deserialise an array, after checks of its type, shape and size.
 
-    Nothing is deserialised that declares another size or could be larger. What it declares is not
-    believed either: NumPy reads a zip file, too, but not as an array.
+    An array with another declared type or shape, or with too many bytes, is not deserialised. The
+    result is checked again, because the declaration may be false (NumPy also reads zip files).
+
+    Raises:
+        MessageError: A check fails.
     """
     expected, declared = f"{dtype}{shape}", f"{array.dtype}{tuple(array.shape)}"
     if declared != expected:
@@ -129,7 +139,7 @@ def read_array(array: Array, name: str, dtype: np.dtype, shape: tuple[int, ...])
         raise MessageError(f"{name} has {len(array.data)} bytes, expected at most {limit}")
     try:
         value: Any = array.numpy()
-    except Exception as error:  # of many types, which all mean that it cannot be read
+    except Exception as error:  # malformed data may raise errors of many types
         raise MessageError(f"{name} cannot be read: {error}") from error
     actual = f"{value.dtype}{value.shape}" if isinstance(value, np.ndarray) else "no array"
     if actual != expected:
@@ -138,7 +148,7 @@ def read_array(array: Array, name: str, dtype: np.dtype, shape: tuple[int, ...])
 
 
 def nbytes(content: RecordDict) -> int:
-    """Return the serialised size of all arrays, and of all entries that are bytes."""
+    """Return the total size of the serialised arrays and of the entries that are bytes."""
     arrays = [array.data for record in content.array_records.values() for array in record.values()]
     entries = [value for record in content.config_records.values() for value in record.values()]
     values = [one for entry in entries for one in (entry if isinstance(entry, list) else [entry])]
@@ -146,14 +156,14 @@ def nbytes(content: RecordDict) -> int:
 
 
 def read_content(reply: Message) -> RecordDict:
-    """Return the content of a reply, or refuse it if it reports an error."""
+    """Return the content of a reply. Raise a `MessageError` if the reply reports an error."""
     if reply.has_error():
         raise MessageError(f"an error: {reply.error.reason}")
     return reply.content
 
 
 def read_config(content: RecordDict, name: str, **types: type) -> dict[str, Any]:
-    """Return the entries of a configuration record that must have these types, or refuse it."""
+    """Return entries of a configuration record. Raise a `MessageError` if a type is wrong."""
     record = content.config_records.get(name, ConfigRecord())
     for key, kind in types.items():
         if type(value := record.get(key)) is not kind:

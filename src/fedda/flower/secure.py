@@ -1,28 +1,28 @@
-"""Secure aggregation: the server learns the sum of the uploads, and no single upload.
+"""Secure aggregation: the server learns the sum of the uploads, but no single upload.
 
-Flower's SecAgg+ protocol does the work. Its mod masks an upload at the client, and its workflow
+It uses Flower's SecAgg+ protocol. Flower's mod masks an upload on the client, and Flower's workflow
 removes the masks from the sum. `secure_mods` turns an upload into the vector that the mod expects,
 and `secure_sum` runs the workflow with the messages of a phase:
 
-    setup       each client makes keys
-    share       each sends the others shares of its secrets, encrypted, by way of the server
-    collect     each does the work of the phase and uploads its vector, quantised and masked
+    setup       every client makes keys
+    share       every client sends encrypted shares of its secrets to the others, via the server
+    collect     every client does the work of the phase, and uploads its quantised, masked vector
     unmask      the remaining clients send the shares that remove the masks from the sum
 
 A client may be lost at every stage. If it is lost before it has shared its secrets, the protocol
-starts again without it. If it is lost before it uploads, it does not count, and its masks are
-removed. Later it counts. If too few clients remain, the phase has no sum.
+starts again without it. If it is lost before it uploads, the sum does not include it, and its masks
+are removed. If it is lost later, the sum includes it. If too few clients remain, the phase fails.
 
-The server learns the sums over the clients that counted, of their uploads, weights and losses; who
-they are; and how many of them had to be clipped. It learns no more if it follows the protocol, and
-if fewer clients than the threshold help it. But Flower draws the masks from a Mersenne Twister
-with a seed of 32 bits: they hide an upload from view, and do not withstand an attack. And the
-difference of two sums is no secret: if the same model is sent twice, as when the second phase of a
-round fails and the round is repeated, it is the upload of a client that is in only one of them.
-Only noise helps against that.
+The server learns the sums of uploads, weights and losses, which clients the sums include, and how
+many of them had to be clipped. It learns nothing else if it follows the protocol and fewer clients
+than the threshold collude with it. But Flower draws the masks from a Mersenne Twister with a 32-bit
+seed: they hide an upload, but they do not withstand an attack. Also, the server can subtract two
+sums. If the same model is sent twice, as when the second phase of a round fails and the round is
+repeated, the difference is the upload of a client that is in only one of the sums. Only noise
+protects against that.
 
-Flower publishes the mod, the workflow and the context that it runs in. This module also needs
-three internals of Flower, which may change with its versions:
+Flower documents the mod, the workflow and its context. This module also uses three internals of
+Flower, which may change with its versions:
 
 - `flwr.common.secure_aggregation.secaggplus_constants`: the names in the protocol's records, to
   check a reply before the workflow or another client reads it;
@@ -63,33 +63,38 @@ from fedda.flower.transport import Transport
 from fedda.simulate.cohort import work_of
 
 RANGES = "secure.ranges"  # the record with the largest entries that a client may upload
-MAX_SHARE = 4096  # bytes of an encrypted pair of shares
-REPLIES: dict[str, dict[str, type]] = {  # what clients reply at each stage
+MAX_SHARE = 4096  # the most bytes of an encrypted pair of shares
+REPLIES: dict[str, dict[str, type]] = {  # the entries of a client's reply at each stage
     Stage.SETUP: {Key.PUBLIC_KEY_1: bytes, Key.PUBLIC_KEY_2: bytes},
     Stage.SHARE_KEYS: {Key.DESTINATION_LIST: list, Key.CIPHERTEXT_LIST: list},
     Stage.COLLECT_MASKED_VECTORS: {Key.MASKED_PARAMETERS: list},
     Stage.UNMASK: {Key.NODE_ID_LIST: list, Key.SHARE_LIST: list},
 }
-EXTRA = 4  # entries after those of the upload: loss, examples, 1, and whether one was clipped
+EXTRA = 4  # further entries of a vector: loss, examples, 1, and whether an entry was clipped
 
 
 # --------------------------------------------------------------------------------- the client
 
 
 def secure_mods() -> list[Mod]:
-    """Return the mods of a client that uploads only masked vectors.
+    """Return the Flower mods of a client that uploads only masked vectors.
 
-    Other mods that change an upload, such as noise, come after these in the list of mods.
+    In a list of mods, put other mods that change an upload, such as noise, after these.
+
+    Example:
+        >>> from fedda.flower import secure_mods
+        >>> len(secure_mods())
+        3
     """
     return [_refuse_unmasked, secaggplus_mod, _reply_with_vector]
 
 
 def _refuse_unmasked(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Refuse what Flower's mod would do for any server: upload in plain, or among too few."""
+    """Refuse requests that Flower's mod accepts: an unmasked upload, or too few shares."""
     kind, content = message.metadata.message_type, message.content
-    if kind.split(".")[0] == MessageType.TRAIN:  # the mod ignores other kinds, as train.default
+    if kind.split(".")[0] == MessageType.TRAIN:  # the mod ignores kinds such as train.default
         if kind != MessageType.TRAIN or RECORD_KEY_CONFIGS not in content.config_records:
-            raise MessageError("the server asked for an upload in plain; this client masks it")
+            raise MessageError("the server asked for an unmasked upload; this client masks it")
         if content.config_records[RECORD_KEY_CONFIGS].get(Key.STAGE) == Stage.SETUP:
             types = {Key.SHARE_NUMBER: int, Key.THRESHOLD: int}
             shares, needed = read_config(content, RECORD_KEY_CONFIGS, **types).values()
@@ -99,7 +104,7 @@ def _refuse_unmasked(message: Message, context: Context, call_next: ClientAppCal
 
 
 def _reply_with_vector(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Replace a reply by the form that Flower's mod expects: one vector, as of one example."""
+    """Convert a reply to the form that Flower's mod expects: one vector with weight 1."""
     if message.metadata.message_type != MessageType.TRAIN:
         return call_next(message, context)
     ranges: Any = message.content.config_records.get(RANGES, ConfigRecord())
@@ -110,7 +115,7 @@ def _reply_with_vector(message: Message, context: Context, call_next: ClientAppC
 
 
 def _vector(content: RecordDict, ranges: Mapping[str, Any]) -> np.ndarray:
-    """Return all numbers of a reply, divided by their ranges, and two flags."""
+    """Return all numbers of a reply divided by their ranges, then 1, and whether one exceeds 1."""
     upload, seen = content.array_records["upload"], content.metric_records["seen"]
     if odd := sorted(set(upload) ^ set(ranges["names"])):
         raise MessageError(f"the server's ranges are not those of this upload: see {odd[0]}")
@@ -119,13 +124,13 @@ def _vector(content: RecordDict, ranges: Mapping[str, Any]) -> np.ndarray:
     arrays += [np.array(seen["loss"]), np.array(seen["examples"])]
     parts = zip(arrays, ranges["ranges"], strict=True)
     vector = np.concatenate([array.astype(np.float64).ravel() / most for array, most in parts])
-    if not np.isfinite(vector).all():  # it would spoil the sum
+    if not np.isfinite(vector).all():  # such a number would make the sum useless
         raise MessageError(f"a number in the upload is not finite. {messages.NOT_FINITE}")
     return np.append(vector, [1.0, (np.abs(vector) > 1).any()])
 
 
 def _fit_result(arrays: list[np.ndarray]) -> RecordDict:
-    """Return a reply in the older form that Flower's mod and workflow read."""
+    """Return a reply in the older message format that Flower's mod and workflow read."""
     status, parameters = flower.Status(flower.Code.OK, ""), flower.ndarrays_to_parameters(arrays)
     return fitres_to_recorddict(flower.FitRes(status, parameters, 1, {}), keep_input=True)
 
@@ -136,19 +141,19 @@ def _fit_result(arrays: list[np.ndarray]) -> RecordDict:
 def secure_sum(
     exchange: Exchange, transport: Transport, secure: Secure, least: int = 1
 ) -> Aggregate:
-    """Return the sum of the clients' uploads without seeing one of them.
+    """Return the sum of the clients' uploads without seeing a single upload.
 
-    A sum over fewer than `least` clients stays masked: a repeated round asks for the same uploads,
+    A sum over fewer than `least` clients stays masked. A repeated round asks for the same uploads,
     and the difference of two sums would be the upload of a client that is in only one of them.
 
     Args:
-        exchange: What to ask the clients.
-        transport: How to ask them, and where to report replies that are refused.
+        exchange: The messages of the phase.
+        transport: Sends the messages, and logs refused replies.
         secure: The settings of secure aggregation.
         least: The smallest number of clients in the sum.
 
     Raises:
-        AggregationError: Too few clients remained, or one sent a wrong share.
+        AggregationError: Too few clients remained, or a client sent a wrong share.
     """
     secure.check(len(exchange.orders))
     needed = secure.needed(len(exchange.orders))
@@ -162,7 +167,7 @@ def secure_sum(
     if mean is None:
         raise AggregationError(f"too few clients are left at the stage {grid.stage}")
     steps = 2 ** (secure.bits - 1)
-    total = np.rint(mean * len(grid.counted) * steps) / steps  # undoes the rounding of the mean
+    total = np.rint(mean * len(grid.counted) * steps) / steps  # removes rounding errors of the mean
     *parts, extra = np.split(total, np.cumsum([math.prod(leaf.shape) for leaf in leaves]))
     loss, examples, ones, clipped = extra * [*ranges[-2:], 1.0, 1.0]
     if ones != len(grid.counted):
@@ -180,8 +185,8 @@ def _ranges(secure: Secure, exchange: Exchange) -> list[float]:
     most_examples = math.ceil(secure.most_weight)
     work = work_of(exchange.plan, np.array(most_examples))
     visited = float(work.examples)
-    most_counter = max(secure.most, float(work.computed))  # a counter holds steps, or less
-    most_weight = 2.0 ** math.ceil(math.log2(most_examples))  # so that whole numbers stay whole
+    most_counter = max(secure.most, float(work.computed))  # a counter is at most the local steps
+    most_weight = 2.0 ** math.ceil(math.log2(most_examples))  # so that integers stay exact
 
     def of(parts: PyTree, weight: float = 1.0) -> list[float]:
         ranges: list[float] = []
@@ -197,10 +202,10 @@ def _ranges(secure: Secure, exchange: Exchange) -> list[float]:
 
 
 def _run_workflow(secure: Secure, grid: "_ProtocolGrid", needed: int) -> np.ndarray | None:
-    """Run Flower's workflow; return the mean of the clients' vectors, or None if it halted."""
+    """Run Flower's workflow. Return the mean of the clients' vectors, or None if it stopped."""
     nodes = [SimpleNamespace(node_id=node) for node in grid.clients]
     chosen = [(node, flower.FitIns(flower.Parameters([], ""), {})) for node in nodes]
-    # Flower wants a whole strategy, of which its workflow calls these two methods.
+    # Flower expects a strategy, but its workflow calls only these two methods.
     strategy: Any = SimpleNamespace(
         configure_fit=lambda *_: chosen,
         aggregate_fit=lambda _, results, failures: (results[0][1].parameters, {}),  # all are equal
@@ -209,7 +214,7 @@ def _run_workflow(secure: Secure, grid: "_ProtocolGrid", needed: int) -> np.ndar
     workflow: Any = SecAggPlusWorkflow(
         num_shares=1.0 if shares == len(nodes) else shares,
         reconstruction_threshold=needed,
-        max_weight=1.0,  # and one example each: Flower's weights do nothing
+        max_weight=1.0,  # every vector has weight 1, so Flower's weights have no effect
         clipping_range=1.0,
         quantization_range=2**secure.bits,
         modulus_range=MODULUS,
@@ -229,17 +234,17 @@ def _run_workflow(secure: Secure, grid: "_ProtocolGrid", needed: int) -> np.ndar
 
 @dataclass
 class _ProtocolGrid:
-    """The grid that Flower's workflow talks to, which adds the orders and checks the replies."""
+    """A grid for Flower's workflow that adds the orders to messages and checks the replies."""
 
     exchange: Exchange
     transport: Transport
     ranges: list[float]
-    clients: dict[int, int]  # by their Flower node
-    least: int  # clients in the sum
+    clients: dict[int, int]  # the clients by their Flower node
+    least: int  # the smallest number of clients in the sum
     stage: str = ""
     counted: frozenset[int] = frozenset()  # the clients in the sum
-    # The remaining nodes, if others were lost before they shared their secrets: the workflow would
-    # ask for shares of those secrets at the end, and fail.
+    # The remaining nodes, if others were lost before they shared their secrets. Without a restart,
+    # the workflow would ask for shares of these secrets at the end, and fail.
     restart_with: dict[int, int] | None = None
     public_keys: set[bytes] = field(default_factory=set)
 
@@ -269,12 +274,12 @@ class _ProtocolGrid:
         self.counted = frozenset(replies)
         if self.stage != Stage.COLLECT_MASKED_VECTORS and len(replies) < len(configs):
             self.restart_with = {self.transport.clients[client]: client for client in replies}
-            return []  # which halts the workflow
+            return []  # stops the workflow
         return [*replies.values()]
 
     def _content(self, client: int, config: ConfigRecord) -> RecordDict:
-        """Return the content of a message of the protocol, with the order when it is due."""
-        # A copy, for Flower's mod takes the stage out of the record.
+        """Return the content of a message, with the order at the stage in which clients work."""
+        # A copy, because Flower's mod removes the stage from the record.
         content = RecordDict({RECORD_KEY_CONFIGS: ConfigRecord(dict(config))})
         if self.stage != Stage.COLLECT_MASKED_VECTORS:
             return content
@@ -284,7 +289,7 @@ class _ProtocolGrid:
         return RecordDict({**self.exchange.content(client), **content})
 
     def _check(self, client: int, request: Mapping[str, Any], content: RecordDict) -> ConfigRecord:
-        """Return the protocol's part of a reply, or refuse what nobody could use."""
+        """Return the protocol's record of a reply. Raise a `MessageError` if it is not valid."""
         values = [*read_config(content, RECORD_KEY_CONFIGS, **REPLIES[self.stage]).values()]
         if self.stage == Stage.SETUP:
             for key in values:
@@ -315,9 +320,9 @@ class _ProtocolGrid:
     def _check_key(self, key: bytes) -> None:
         try:
             public: Any = load_pem_public_key(key)
-            # As the other clients will, with a key on the curve of Flower's keys.
+            # The other clients will do the same, with keys on this curve.
             ec.generate_private_key(ec.SECP384R1()).exchange(ec.ECDH(), public)
-        except Exception as error:  # of many types, which all mean that it is no such key
+        except Exception as error:  # an invalid key may raise errors of many types
             raise MessageError(f"a public key cannot be used: {error}") from error
         if key in self.public_keys:
             raise MessageError("another client has the same public key")

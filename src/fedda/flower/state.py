@@ -9,19 +9,19 @@ log = logging.getLogger("fedda.flower")
 
 @dataclass
 class Progress:
-    """What a server needs to continue a federation, besides the state of the algorithm.
+    """The values that a server needs to resume a federation, besides the algorithm's state.
 
     Attributes:
-        round: The next round.
+        round: The number of the next round.
         serial: The number of the last order.
-        counted: The last order of each client whose upload counted.
-        events: What went wrong, and how often.
-        events_by_client: The events for which one client is responsible.
+        counted: For each client, the number of its last order whose upload was used.
+        events: The number of events of each kind, such as refused replies.
+        events_by_client: The same for events that one client has caused.
         train_loss: The training loss of the last round that changed the state.
-        bytes_down: Bytes sent to clients.
-        bytes_up: Bytes received from clients.
-        nonfinite_clients: Uploads that were refused because a number was not finite.
-        skipped_rounds: Rounds that did not change the state.
+        bytes_down: The bytes sent to clients.
+        bytes_up: The bytes received from clients.
+        nonfinite_clients: The number of uploads refused because a number was not finite.
+        skipped_rounds: The number of rounds that did not change the state.
     """
 
     round: int = 0
@@ -36,7 +36,7 @@ class Progress:
     skipped_rounds: int = 0
 
     def event(self, name: str, message: str, client: str = "") -> None:
-        """Log and count an event, also by client if one is responsible."""
+        """Log and count an event. If one client has caused it, also count it for the client."""
         log.warning(f"{client}: {message}" if client else message)
         by_client = self.events_by_client.setdefault(client, {}) if client else {}
         for counts in (self.events, by_client):

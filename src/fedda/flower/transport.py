@@ -11,7 +11,7 @@ from fedda.flower import messages
 from fedda.flower.messages import MessageError, NotFiniteError, nbytes
 from fedda.flower.state import Progress
 
-PAUSE = 0.2  # seconds between two requests for replies: each is work for the SuperLink
+PAUSE = 0.2  # seconds between two requests for replies, to limit the load of the SuperLink
 
 
 class Transport:
@@ -24,12 +24,16 @@ class Transport:
     def __init__(self, grid: Grid, deadline: float, progress: Progress) -> None:
         self.grid, self.deadline, self.progress = grid, deadline, progress
         self.clients: dict[int, int] = {}
-        self.refused: set[int] = set()  # nodes without a valid answer to the server's query
+        self.refused: set[int] = set()  # nodes that have not answered the server's query correctly
         self.duplicates: set[int] = set()  # refused because another node has their partition
         self.late: dict[str, int] = {}  # nodes by message, after the deadline of the message
 
     def wait_for_clients(self, count: int) -> None:
-        """Wait until there are `count` clients with examples."""
+        """Wait until `count` clients with examples have joined.
+
+        Raises:
+            InputError: Too few clients joined before the deadline.
+        """
         end = time.monotonic() + self.deadline
         self.find_clients()
         while len(self.clients) < count:
@@ -43,7 +47,7 @@ class Transport:
             self.find_clients()
 
     def find_clients(self) -> None:
-        """Ask new nodes who they are, and forget the nodes that have left."""
+        """Ask new nodes for their client number, and remove nodes that have left."""
         nodes = set(self.grid.get_node_ids())
         remaining = {key: node for key, node in self.clients.items() if node in nodes}
         if len(remaining) < len(self.clients):  # a duplicate may replace a node that has left
@@ -60,7 +64,7 @@ class Transport:
                 (client,) = messages.read_config(content, "fedda", partition=int).values()
                 if client in self.clients:
                     self.duplicates.add(node)
-                    advice = "Give each node its own partition-id."
+                    advice = "Give each node a different partition-id."
                     raise MessageError(f"partition {client} has a node already. {advice}")
             except MessageError as reason:
                 self.progress.event("refused_nodes", f"node {node}: {reason}")
@@ -69,7 +73,10 @@ class Transport:
                 self.clients[client] = node
 
     def ask(self, contents: Mapping[int, RecordDict]) -> Iterator[tuple[int, Message]]:
-        """Send each client its content, and yield the replies as they arrive; count the bytes."""
+        """Send each client its content, and yield the replies as they arrive.
+
+        The bytes in both directions are added to the progress.
+        """
         self.progress.bytes_down += sum(map(nbytes, contents.values()))
         for client, reply in self._exchange(contents, self.clients, "train"):
             if reply.has_content():
@@ -79,10 +86,10 @@ class Transport:
     def _exchange(
         self, contents: Mapping[int, RecordDict], nodes: Mapping[int, int], message_type: str
     ) -> Iterator[tuple[int, Message]]:
-        """Send each content to its node, and yield one reply of each that replies in time."""
+        """Send each content to its node, and yield the first reply of each node in time."""
         group, event = str(self.progress.round), self.progress.event
         ids = self.grid.push_messages(
-            [  # Flower goes through them twice
+            [  # a list, because Flower iterates over it twice
                 Message(content, nodes[key], message_type, ttl=self.deadline, group_id=group)
                 for key, content in contents.items()
             ]
@@ -105,7 +112,7 @@ class Transport:
             self.late[name] = nodes[key]
 
     def refuse(self, client: int, reason: MessageError) -> None:
-        """Log and count a reply that does not count."""
+        """Log and count a reply that is not used."""
         self.progress.nonfinite_clients += isinstance(reason, NotFiniteError)
         self.note("refused_replies", client, reason)
 

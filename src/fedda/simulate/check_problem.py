@@ -1,4 +1,4 @@
-"""Checks of a problem that a user has made: its model, loss, metrics and test set."""
+"""Check that a user's model, loss, metrics and data fit together."""
 
 import re
 from collections.abc import Sequence
@@ -11,17 +11,17 @@ from fedda.core.losses import cross_entropy
 from fedda.core.task import ExampleWise
 from fedda.data.federation import Shards, check_labels, check_shapes, num_rows
 from fedda.data.streaming import Feed
-from fedda.errors import InputError
+from fedda.errors import InputError, shown
 from fedda.models import Model
 from fedda.simulate.train import TOTALS, example
 
-# The number of examples that a loss is tried on: a prime, as hardly any model has that many
-# outputs, which would be taken for examples.
+# The number of examples in the batch of the checks. It is a prime, because hardly any model has
+# this number of outputs, and outputs must not be mistaken for examples.
 TRIED = 1009
 
 
 def _readable(shape: tuple[int, ...] | str) -> str:
-    """Return a shape, or a text about one, with `batch` for the number of examples tried."""
+    """Return a shape, or a text with shapes, in which `batch` replaces the number of examples."""
     return re.sub(rf"\b{TRIED}\b", "batch", str(shape))
 
 
@@ -32,25 +32,33 @@ def check_problem(
     shards: Shards | Feed,
     test: tuple[Any, Any] | None,
 ) -> None:
-    """Check that model, loss, metrics and data fit together. Nothing is computed.
+    """Check that model, loss, metrics and data fit together, using only their shapes.
+
+    Args:
+        model: The model.
+        loss: The loss.
+        metrics: The metrics of an evaluation.
+        shards: The clients' examples.
+        test: The test set, or None.
 
     Raises:
-        InputError: Something would fail inside a compiled program, or give wrong numbers silently.
+        InputError: A function would fail inside a compiled program, or silently return wrong
+            numbers.
     """
     if not callable(loss):
         raise InputError(f"loss must be a function such as losses.cross_entropy, got {loss!r}.")
     if callable(metrics) or not all(hasattr(metric, "__name__") for metric in metrics):
-        raise InputError("metrics must be a list of named functions, as def makes them.")
+        raise InputError(f"metrics must be a list of named functions, got {shown(metrics)}.")
     if metrics and test is None:
-        raise InputError("metrics are of the test set: give test=(x, y) too.")
+        raise InputError("metrics need a test set: give test=(x, y) too.")
     names = ["round", "train_loss", "loss", *TOTALS, *(metric.__name__ for metric in metrics)]
     for name in names:
         if names.count(name) > 1:
-            raise InputError(f"the metric name {name!r} is taken: rename the function.")
+            raise InputError(f"the metric name {name!r} is already used: rename the function.")
     like = example(shards)
     if test is not None:
         if num_rows(test) == 0:
-            raise InputError("the test set must hold at least one example, got none.")
+            raise InputError("the test set must have at least one example, got none.")
         check_shapes(test, (like.x, like.y), "the test set")
     x, y = jax.eval_shape(lambda shard: shard.rows(jnp.zeros(TRIED, "int32")), like.shard(0))
     params = model.shapes()
@@ -62,9 +70,9 @@ def check_problem(
         )
     try:
         outputs = jax.eval_shape(model.apply, params, x)
-    except Exception as error:  # whatever the user's function raises
+    except Exception as error:  # a user's function may raise anything
         shapes = jax.tree.map(lambda leaf: leaf.shape[1:], x)
-        # Flax and JAX print the shape of the batch, whose size no user has chosen.
+        # Messages of Flax and JAX contain the batch size, which the user has not chosen.
         raise InputError(
             f"the model cannot be applied to examples of shape {shapes}: "
             f"{_readable(str(error)).rstrip('.')}. Give examples of the shape that the model "
@@ -82,12 +90,12 @@ def check_problem(
                 got = type(values).__name__ if shape is None else f"shape {_readable(shape)}"
                 shapes = jax.tree.map(lambda leaf: leaf.shape[1:], (outputs, y))
                 raise InputError(
-                    f"{name} must give one number an example, so an array of shape (batch,), got "
-                    f"{got}. The outputs and the label of one have the shapes {shapes}: average "
-                    "over outputs, if at all, and not over examples."
+                    f"{name} must return one number for each example, an array of shape (batch,), "
+                    f"got {got}. The outputs and the label of an example have the shapes {shapes}. "
+                    "Average over the outputs of an example, but not over the examples."
                 )
         if measure is loss and not jnp.issubdtype(result.dtype, jnp.floating):
             raise InputError(
-                f"{name} must give floating-point numbers, got {result.dtype}, which has no "
-                "gradient: nothing would be learnt. Use it as a metric, and a differentiable loss."
+                f"{name} must return floating-point numbers, got {result.dtype}, which has no "
+                "gradient. Use it as a metric, and give a differentiable loss."
             )

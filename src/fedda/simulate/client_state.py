@@ -1,8 +1,8 @@
-"""Client memory on the host, when a table of all clients is too large for the device.
+"""Client memory on the host, for federations whose memory does not fit on the device.
 
-The device's table has a row for every client of the population. This one lives on the host, has
-only the clients that were ever visited and, of each, only the rows that differ from the start: a
-client of a bag-of-words model touches few words, and the rest of its memory stays blank.
+The table on a device has a row for every client of the population. The table on the host has only
+the clients that have taken part, and only those rows of their arrays that differ from the initial
+memory. A client of a bag-of-words model, for example, changes only the rows of its words.
 """
 
 from typing import Any
@@ -15,11 +15,11 @@ from fedda.core.tree import PyTree
 
 @jax.tree_util.register_pytree_node_class
 class HostMemory:
-    """The memories of the visited clients; as a pytree, arrays that a checkpoint can hold."""
+    """The memories of all clients that have taken part. A pytree, so a checkpoint can hold it."""
 
     def __init__(self, blank: PyTree) -> None:
-        self._blank = jax.tree.map(np.asarray, jax.device_get(blank))  # before a first visit
-        # For each leaf: which of its rows differ from the blank ones, and their values.
+        self._blank = jax.tree.map(np.asarray, jax.device_get(blank))  # the initial memory
+        # For each client and leaf: the rows that differ from the initial memory, and their values.
         self._kept: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
 
     def __len__(self) -> int:
@@ -27,11 +27,11 @@ class HostMemory:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of what is kept."""
+        """The size of the stored rows in bytes."""
         return sum(array.nbytes for kept in self._kept.values() for pair in kept for array in pair)
 
     def take(self, clients: np.ndarray) -> PyTree:
-        """Return the memories of these clients, stacked; blank for those never visited."""
+        """Return the memories of these clients, stacked. New clients have the initial memory."""
         leaves, structure = jax.tree.flatten(self._blank)
         stacks = [np.repeat(leaf[None], len(clients), axis=0) for leaf in leaves]
         for slot, client in enumerate(clients.tolist()):
@@ -40,7 +40,7 @@ class HostMemory:
         return jax.tree.unflatten(structure, stacks)
 
     def put(self, clients: np.ndarray, memories: PyTree) -> None:
-        """Keep the stacked memories of these clients; the stack may be longer."""
+        """Store the stacked memories of these clients. More rows in the stack are ignored."""
         pairs = list(zip(jax.tree.leaves(memories), jax.tree.leaves(self._blank), strict=True))
         for slot, client in enumerate(clients.tolist()):
             kept = []
@@ -52,19 +52,19 @@ class HostMemory:
             self._kept[client] = kept
 
     def tree_flatten(self) -> tuple[list[np.ndarray], "HostMemory"]:
-        """Return the clients and, for each leaf, the numbers of rows, the rows and the values."""
+        """Return the client ids and, for each leaf, the row counts, the rows and their values."""
         arrays = [np.array(list(self._kept), np.int32)]
         for number, blank in enumerate(jax.tree.leaves(self._blank)):
             rows = [kept[number][0] for kept in self._kept.values()]
             values = [kept[number][1] for kept in self._kept.values()]
-            arrays.append(np.array([len(some) for some in rows], np.int32))
+            arrays.append(np.array([len(numbers) for numbers in rows], np.int32))
             arrays.append(np.concatenate([np.zeros(0, np.int32), *rows]))
             arrays.append(np.concatenate([np.atleast_1d(blank)[:0], *values]))
         return arrays, self
 
     @classmethod
     def tree_unflatten(cls, like: "HostMemory", arrays: list[Any]) -> "HostMemory":
-        """Undo `tree_flatten`."""
+        """Return the memory from the arrays of `tree_flatten`."""
         new = cls(like._blank)
         if not all(isinstance(array, np.ndarray) for array in arrays):
             return new  # JAX unflattens with placeholders while it compares structures

@@ -1,4 +1,4 @@
-"""Cohorts: how they are drawn, and how their work is laid out over chunks and devices."""
+"""Draw cohorts, and divide their work into chunks and over devices."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,36 +14,41 @@ from fedda.core import tree
 from fedda.core.task import Plan
 from fedda.core.tree import PyTree
 
-# The fast memory of a core, in bytes: clients that take more together are slower than the same
-# clients one after another, whose products are larger ones.
+# The cache of a CPU core, in bytes. If the clients of a chunk need more than this together, it is
+# faster to compute them one after the other.
 CPU_CACHE = 1.6e6
 
-# The cost of a step besides its clients, in clients: to launch it, and to reach the width that the
-# hardware wants.
+# The fixed cost of a step, in units of the cost of one client. It covers the launch of the step and
+# the unused width of the hardware.
 OVERHEAD = {"cpu": 0.25, "gpu": 4.0}
 
 
 def draw_cohort(seed: int, round_number: int, population: int, size: int) -> np.ndarray:
-    """Draw the clients of a round, uniformly without replacement, independently of other rounds.
+    """Draw the cohort of a round uniformly without replacement, independently of other rounds.
 
     Args:
         seed: The seed of the run.
-        round_number: The round; the first is 0.
-        population: The number of clients to draw from.
-        size: The number of clients to draw.
+        round_number: The number of the round. The first round is 0.
+        population: The number of clients in the federation.
+        size: The number of clients in the cohort.
 
     Returns:
         The ids of the clients.
+
+    Example:
+        >>> cohort = draw_cohort(seed=0, round_number=3, population=100, size=10)
+        >>> len(set(cohort.tolist()))
+        10
     """
     rng = np.random.default_rng((seed, round_number))
     return rng.choice(population, size, replace=False).astype(np.int32)
 
 
 def fedopt_cohort(seed: int, round_number: int, population: int, size: int) -> np.ndarray:
-    """Draw the clients that the experiments of FedOpt (Reddi et al., 2021) draw in this round.
+    """Draw the same cohort as the experiments of FedOpt (Reddi et al., 2021) in this round.
 
-    A Lehmer generator makes one seed for each round out of the experiment's. FedOpt draws client
-    ids out of a list sorted as text: the positions here are positions in that list. The draw
+    A Lehmer generator makes a seed for each round from the seed of the run. FedOpt draws client
+    names from a list in alphabetical order; the ids here are positions in that list. The draw
     permutes the whole population, which takes 5 ms for the 342,477 clients of Stack Overflow.
     """
     start = int(np.random.RandomState(seed).randint(1, 2**31 - 2))
@@ -53,14 +58,14 @@ def fedopt_cohort(seed: int, round_number: int, population: int, size: int) -> n
 
 
 def _tff21_cohort(seed: int, round_number: int, population: int, size: int) -> np.ndarray:
-    """Draw the same sequence, one round later: this simulation loop calls its first round 1."""
+    """Draw the cohort of `fedopt_cohort` for the next round, as this loop counts from 1."""
     return fedopt_cohort(seed, round_number + 1, population, size)
 
 
 Sampler = Callable[[int, int, int, int], np.ndarray]
 
-# The ways to draw cohorts. "fedopt" is that of the paper's own loop of 2020, "tff21" that of the
-# simulation loop of TensorFlow Federated in 2021.
+# The ways to draw cohorts. "fedopt" follows the training loop of the FedOpt paper of 2020, "tff21"
+# the simulation loop of TensorFlow Federated of 2021.
 SAMPLERS: dict[str, Sampler] = {
     "uniform": draw_cohort,
     "fedopt": fedopt_cohort,
@@ -69,18 +74,18 @@ SAMPLERS: dict[str, Sampler] = {
 
 
 class Layout(NamedTuple):
-    """How a cohort is laid out; results depend on it only by rounding.
+    """How a cohort is divided. The layout changes results only by rounding.
 
     Attributes:
-        chunk: How many clients a device works on together; `None` for all of its clients.
-        mesh: The devices, with one axis "clients"; `None` for one device.
+        chunk: The number of clients that a device computes together. `None` for all its clients.
+        mesh: The devices, with one axis "clients". `None` for a single device.
     """
 
     chunk: int | None = None
     mesh: Mesh | None = None
 
     def places(self, clients: int) -> tuple[int, int, int]:
-        """Return the number of devices, of chunks on each, and of clients in a chunk."""
+        """Return the numbers of devices, of chunks on a device, and of clients in a chunk."""
         devices = 1 if self.mesh is None else self.mesh.size
         share = -(-clients // devices)
         chunk = min(self.chunk or share, share)
@@ -88,28 +93,28 @@ class Layout(NamedTuple):
 
 
 def arrange(cohort: np.ndarray, count: np.ndarray, layout: Layout) -> np.ndarray:
-    """Order a cohort so that a chunk has clients of similar size, and devices have equal work.
+    """Order a cohort so that the clients of a chunk have similar sizes.
 
-    Clients that are worked on together take as long as the largest of them.
+    A chunk takes as long as its largest client. The work is balanced between the devices.
     """
     _, chunks, chunk = layout.places(len(cohort))
     device, turn = np.divmod(np.arange(len(cohort)), chunks * chunk)
     arranged = np.empty_like(cohort)
     by_size = cohort[np.argsort(-count[cohort], kind="stable")]
-    arranged[np.lexsort((device, turn))] = by_size  # dealt out, the largest first
+    arranged[np.lexsort((device, turn))] = by_size  # the largest first, to the devices in turn
     return arranged
 
 
 class Work(NamedTuple):
-    """The local work of clients in one round, an entry for each client."""
+    """The local work of clients in one round. The arrays have one entry for each client."""
 
-    examples: np.ndarray  # that count
-    batches: np.ndarray  # that hold them
-    computed: np.ndarray  # batches, at least one
+    examples: np.ndarray  # the number of examples, without padding
+    batches: np.ndarray  # the number of batches with these examples
+    computed: np.ndarray  # the number of computed batches, at least one
 
 
 def work_of(plan: Plan, count: np.ndarray) -> Work:
-    """Return the work of clients with these numbers of examples."""
+    """Return the local work of clients with the given numbers of examples."""
     count = np.asarray(count, np.int64)
     if plan.unit == "steps":
         examples = plan.amount * plan.batch * (count > 0)
@@ -123,12 +128,12 @@ def work_of(plan: Plan, count: np.ndarray) -> Work:
 def automatic_chunk(
     model_bytes: int, plan: Plan, count: np.ndarray, cohort: int, mesh: Mesh | None
 ) -> int:
-    """Choose how many clients to work on together.
+    """Choose the number of clients that are computed together.
 
-    A client's work holds its model some eight times. On a CPU the chunk should stay in a core's
-    cache; an accelerator should be filled, but not more than half of it. Below that, a chunk is as
-    large as pays off: a step of few clients costs more than their share of a step of many, but
-    small clients that are together with large ones wait.
+    The memory limits the number: a client needs about eight times its model, a chunk should fit
+    into the cache of a CPU core, and should fill at most half the memory of an accelerator. Within
+    this limit the number minimises the estimated time. A large chunk shares the fixed cost of
+    a step between more clients, but small clients wait for large ones.
     """
     device = jax.devices()[0]
     room = CPU_CACHE
@@ -145,7 +150,7 @@ def automatic_chunk(
 
 
 def _sum_over_devices(parts: PyTree) -> PyTree:
-    """Add up the sums of all devices, in one message for each dtype: each has its delay."""
+    """Add the sums of all devices. One message for each dtype saves the delays of many messages."""
     leaves, structure = jax.tree.flatten(parts)
     for dtype in sorted({leaf.dtype for leaf in leaves}, key=str):
         places = [place for place, leaf in enumerate(leaves) if leaf.dtype == dtype]
@@ -162,16 +167,25 @@ def sum_over_clients(
     shared: PyTree,
     clients: PyTree,
 ) -> tuple[PyTree, PyTree]:
-    """Map `work(shared, client)` over clients; return the sum of the first results, and the second.
+    """Map `work(shared, client)` over the clients and add up the results.
 
-    The clients of a chunk are one vmap, and `add_up(first, second, clients)` makes one sum of their
-    first results; chunks follow one another with a running sum; every device has its share of the
-    cohort. Places that fill the last chunk have an absent client.
+    Every device computes a part of the cohort, chunk by chunk. A `vmap` computes the clients of
+    a chunk. The last chunk is padded with clients without examples.
+
+    Args:
+        layout: The chunk size and the devices.
+        work: `(shared, client) -> (contribution, memory)`, for one client.
+        add_up: `(contributions, memories, clients) -> (sum, memories)`, for one chunk.
+        shared: A tree that is the same for all clients.
+        clients: The clients' ids and memories, stacked.
+
+    Returns:
+        The sum of the contributions, and the new memories of the clients, stacked.
     """
     ids, memory = clients
     count = ids.shape[0]
-    devices, chunks_each, chunk = layout.places(count)
-    share = chunks_each * chunk
+    devices, chunks_on_device, chunk = layout.places(count)
+    share = chunks_on_device * chunk
     filler = devices * share - count
 
     def pad(leaf: Array, value: int = 0) -> Array:
@@ -179,9 +193,9 @@ def sum_over_clients(
 
     padded = (pad(ids, np.iinfo(ids.dtype).max), jax.tree.map(pad, memory))
 
-    @jax.jit  # so that it is traced once, though its shape is asked for before it is called
+    @jax.jit  # traced only once, both for its shape and for the computation
     def one_chunk(shared: PyTree, clients: PyTree) -> tuple[PyTree, PyTree]:
-        if chunk == 1:  # XLA does better without an axis of one client
+        if chunk == 1:  # faster without an axis of length 1
             one = work(shared, jax.tree.map(lambda leaf: leaf[0], clients))
             parts, kept = jax.tree.map(lambda leaf: leaf[None], one)
         else:
@@ -189,7 +203,7 @@ def sum_over_clients(
         return add_up(parts, kept, clients)
 
     def one_device(shared: PyTree, clients: PyTree) -> tuple[PyTree, PyTree]:
-        if chunks_each == 1:
+        if chunks_on_device == 1:
             return one_chunk(shared, clients)
         chunks = jax.tree.map(lambda leaf: leaf.reshape(-1, chunk, *leaf.shape[1:]), clients)
         shape, _ = jax.eval_shape(one_chunk, shared, tree.take(chunks, jnp.asarray(0)))
@@ -202,17 +216,17 @@ def sum_over_clients(
         total, kept = lax.scan(body, zero, chunks)
         return total, jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), kept)
 
-    def its_share(shared: PyTree, clients: PyTree) -> tuple[PyTree, PyTree]:
-        # Outside of this function all devices hold everything: what it gathers is gathered once.
+    def on_each_device(shared: PyTree, clients: PyTree) -> tuple[PyTree, PyTree]:
+        # Outside of this function, every device holds all clients, so one gather is enough.
         first = lax.axis_index("clients") * share
         clients = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, first, share), clients)
         total, kept = one_device(shared, clients)
         return _sum_over_devices(total), lax.all_gather(kept, "clients", tiled=True)
 
-    whole, run = PartitionSpec(), one_device
+    spec, run = PartitionSpec(), one_device  # replicated
     if layout.mesh is not None:
         run = jax.shard_map(
-            its_share, mesh=layout.mesh, in_specs=whole, out_specs=whole, check_vma=False
+            on_each_device, mesh=layout.mesh, in_specs=spec, out_specs=spec, check_vma=False
         )
     total, kept = run(shared, padded)
     return total, jax.tree.map(lambda leaf: leaf[:count], kept)

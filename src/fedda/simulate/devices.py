@@ -1,7 +1,7 @@
-"""Devices: their number, the placement of arrays, and the cache of compiled programs.
+"""Devices of a run, placement of arrays, and the cache of compiled programs.
 
-The command calls `start_up` before JAX looks for devices. The library leaves JAX as its user has
-set it up; it takes from here the mesh of a run and the placement of its arrays.
+The command line calls `start_up` before JAX initialises its devices. The Python API does not: it
+leaves the configuration of JAX to the user.
 """
 
 import hashlib
@@ -19,32 +19,33 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from fedda.core.tree import PyTree
 from fedda.errors import InputError
 
-# A device whose clients have little to do waits for the others before each sum. If the devices are
-# cores, XLA takes a wait of more than a minute for a deadlock, and ends the process.
+# A device whose clients have little work waits for the other devices before each sum. On a CPU, XLA
+# treats a wait of more than a minute as a deadlock and ends the process.
 PATIENCE = {
     "xla_cpu_collective_call_warn_stuck_timeout_seconds": 600,
     "xla_cpu_collective_call_terminate_timeout_seconds": 1_000_000,
 }
-PATIENCE_BEFORE = (0, 13)  # releases of JAX that know these flags; XLA dies of one it does not know
+PATIENCE_BEFORE = (0, 13)  # older releases of JAX have these flags; an unknown flag is fatal in XLA
 
-# The number of parameters, of all its clients together, that makes a device worthwhile. With fewer,
-# there is little to gain: the devices wait for one another to add up their sums.
+# The number of parameters, over all clients of a device, from which another device saves time. With
+# fewer, the devices mainly wait for one another to add up their sums.
 WORTHWHILE = 10_000
 
 CACHE = "FEDDA_COMPILE_CACHE"  # in the environment: a folder for compiled programs, or "off"
 
 
 def start_up() -> None:
-    """Make a device of every core, and keep compiled programs on disk.
+    """Use every CPU core as a device, and keep compiled programs on disk.
 
-    What the user has set stays as it is, and so do the devices that JAX has already found.
+    Settings of the user have precedence. Nothing changes if JAX has already initialised its
+    devices.
     """
     flags = os.environ.get("XLA_FLAGS", "")
     given = jax.config.jax_num_cpu_devices >= 0  # type: ignore[attr-defined]
     if not given and "xla_force_host_platform_device_count" not in flags:
         try:
             jax.config.update("jax_num_cpu_devices", cores())
-        except RuntimeError:  # JAX has found its devices
+        except RuntimeError:  # JAX has already initialised its devices
             return
     if jax.__version_info__ < PATIENCE_BEFORE:
         more = [f"--{name}={value}" for name, value in PATIENCE.items() if name not in flags]
@@ -57,9 +58,9 @@ def start_up() -> None:
     except OSError:
         if CACHE in os.environ:
             raise
-        return  # there is no home to keep anything in
+        return  # the user has no writable home directory
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    # The many small programs of a start, too: together they take seconds to compile.
+    # Also keep the many small programs of a start: together they take seconds to compile.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
@@ -70,7 +71,10 @@ def cores() -> int:
 
 
 def compiled_folder() -> Path | None:
-    """Return the folder of compiled programs: in the user's cache, unless the environment says."""
+    """Return the folder of compiled programs, or None if the environment switches it off.
+
+    By default it is in the user's cache folder.
+    """
     wanted = os.environ.get(CACHE, "")
     if wanted == "off":
         return None
@@ -79,7 +83,7 @@ def compiled_folder() -> Path | None:
 
 
 def _processor() -> str:
-    """Return a name for this kind of processor: a program for another may use what it lacks."""
+    """Return a name for this type of CPU. A program may use instructions that other CPUs lack."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         features = next(line for line in lines if line.startswith(("flags", "Features")))
@@ -89,18 +93,18 @@ def _processor() -> str:
 
 
 def mesh_for(asked: int | None, cohort: int, parameters: int) -> Mesh | None:
-    """Return the devices that share a cohort; `None` stands for a single device.
+    """Return the devices that share a cohort, or `None` for a single device.
 
-    Several processes use all their devices, for each of them has to take part.
+    If several processes train the run, they use all devices.
 
     Args:
-        asked: The number of devices. `None` for at most as many as the cohort has clients, each
-            with enough to do.
-        cohort: The number of clients of a cohort.
+        asked: The number of devices. `None` uses as many devices as save time, but at most one
+            for each client of the cohort.
+        cohort: The number of clients in a cohort.
         parameters: The number of parameters of the model.
 
     Raises:
-        InputError: There are fewer devices, or several processes are to use only some.
+        InputError: There are fewer devices, or several processes should use only some devices.
     """
     known = jax.devices()
     if asked is not None and asked > len(known):
@@ -118,9 +122,9 @@ def mesh_for(asked: int | None, cohort: int, parameters: int) -> Mesh | None:
 
 
 def everywhere(tree: PyTree, mesh: Mesh | None) -> PyTree:
-    """Place the arrays of a tree on every device of the mesh, whole on each.
+    """Replicate the arrays of a tree on all devices of the mesh.
 
-    Every process of a run gives the same arrays. Cores share them with the host: no copy is made.
+    All processes of a run must pass the same arrays. On a CPU, no copies are made.
     """
     if mesh is None:
         return jax.device_put(tree)
@@ -138,7 +142,7 @@ def everywhere(tree: PyTree, mesh: Mesh | None) -> PyTree:
 
 
 def here(tree: PyTree) -> PyTree:
-    """Return the arrays of a tree as this process has them, for work that it does alone."""
+    """Return this process's copy of replicated arrays, for work without the other processes."""
     return jax.tree.map(
         lambda leaf: leaf.addressable_data(0) if isinstance(leaf, jax.Array) else leaf, tree
     )

@@ -1,8 +1,8 @@
-"""Many runs of one algorithm, trained together: as many at a time as fit in memory.
+"""Train many runs of one algorithm together, in batches that fit into memory.
 
-All batches of runs have one size, so that one compiled program serves them all; the last is filled
-up with repeats that are thrown away. How much memory a batch needs is read off the compiled program
-before it runs. A batch that runs out of memory all the same is halved and tried again.
+All batches have the same size, so that one compiled program serves them all. The last batch is
+padded with copies of a run, whose results are dropped. The memory that a batch needs is read from
+the compiled program before it runs. If a batch still runs out of memory, its size is halved.
 """
 
 import math
@@ -25,9 +25,9 @@ from fedda.errors import InputError
 from fedda.simulate.train import Row, Run, Setup, begin, evaluate, host_work, segment, train
 from fedda.storage import interrupts
 
-SHARE = 0.75  # of the free memory; the rest is for what the compiler does not see
-CPU_ROOM = 1e9  # bytes; runs that fill a processor's caches many times over gain nothing by more
-IN_FLIGHT = 3  # programs whose data a device holds at once, if the host brings them
+SHARE = 0.75  # the share of free memory to use; the compiler's estimate does not cover everything
+CPU_ROOM = 1e9  # bytes; on a CPU, larger batches are not faster
+IN_FLIGHT = 3  # the number of programs whose streamed data a device holds at the same time
 
 T = TypeVar("T")
 
@@ -35,23 +35,23 @@ T = TypeVar("T")
 class Batch(NamedTuple):
     """Finished runs that were trained in one program."""
 
-    members: range  # which of all runs these are
-    histories: list[list[Row]]  # one for each member
-    state: ServerState  # stacked over the members, and over repeats that are thrown away
-    size: int  # the number of members and repeats
+    members: range  # the numbers of these runs
+    histories: list[list[Row]]  # one history for each run
+    state: ServerState  # stacked over the runs and the padding
+    size: int  # the number of runs and padding
     seconds: float  # without compilation
 
     def states(self) -> list[ServerState]:
-        """Return the server's state of each member, on the host, to make room on the device."""
-        whole = jax.device_get(self.state)
-        return [tree.take(whole, i) for i in range(len(self.members))]
+        """Return the server's state of each run, in host memory."""
+        stacked = jax.device_get(self.state)
+        return [tree.take(stacked, i) for i in range(len(self.members))]
 
 
 class Part(NamedTuple):
     """Progress of a batch of runs that has not finished."""
 
     round: int
-    run: Run | None  # stacked over members and repeats
+    run: Run | None  # stacked over the runs and the padding
     rows: list[Row]
     seconds: float  # without compilation
 
@@ -71,21 +71,21 @@ def train_together(
     """Train one run for each seed, in batches.
 
     Args:
-        setup: What all runs have in common.
-        hypers: The hyper-parameters; each holds one number for every seed.
+        setup: The settings that all runs share.
+        hypers: The hyper-parameters. Each field is an array with one number for every seed.
         seeds: The seeds.
-        together: The largest number of runs to train at a time. By default as many as fit in
-            memory or, on a CPU, where more are not faster, in a gigabyte of it.
-        on_evaluation: Called with the members of a batch and its progress at each evaluation. Do
-            not use the progress after that, for its memory is reused.
-        begun: Called with the members of a batch and the shapes of their run before they start.
-            Returns their earlier progress, if there is any.
+        together: The largest number of runs in a batch. By default as many as fit in memory. On
+            a CPU the default is limited to 1 GB, because larger batches are not faster there.
+        on_evaluation: Called at each evaluation with the numbers of the runs in a batch and the
+            batch's progress. Its memory is reused afterwards.
+        begun: Called before a batch starts, with the numbers of its runs and the shapes of their
+            state. Returns the progress of an interrupted batch, or None.
 
     Yields:
         The finished batches, in order.
 
     Raises:
-        InputError: One run alone needs more memory than the device has.
+        InputError: A single run needs more memory than the device has.
     """
     count, first, compiled = len(seeds), 0, 0
     room = math.inf if together else _room(setup)
@@ -116,19 +116,19 @@ def train_together(
             size = _even_size(count - first, size // 2)
         else:
             raise InputError(
-                "one run alone needs more memory than the device has: lower chunk, so that fewer "
-                "clients of a cohort are worked on at a time, or lower cohort or batch."
+                "a single run needs more memory than the device has. Lower chunk, so that fewer "
+                "clients are computed together, or lower cohort or batch."
             )
 
 
 def _even_size(count: int, most: int) -> int:
-    """Return the size of batches of at most `most` runs, as few as there can be."""
+    """Return the batch size with the fewest batches of at most `most` runs."""
     batches = -(-count // max(1, most))
     return -(-count // batches)
 
 
 def _unless_out_of_memory(function: Callable[[], T]) -> T | None:
-    """Call a function; return `None` if the device's memory is not enough, free again by then."""
+    """Return the result of a function, or `None` if it runs out of device memory."""
     try:
         return function()
     except jax.errors.JaxRuntimeError as error:
@@ -144,7 +144,7 @@ def _train(
     before: Part | None,
     report: Callable[[Part], object] | None,
 ) -> Part:
-    """Train a batch to its end."""
+    """Train a batch to the last round."""
     part = before or Part(round=0, run=None, rows=[], seconds=0.0)
     started = time.perf_counter() - part.seconds
     for evaluation in train(setup, hp, seeds, part.round, part.run):
@@ -156,7 +156,7 @@ def _train(
 
 
 def _some(hypers: Hyper, numbers: np.ndarray) -> Hyper:
-    """Return the hyper-parameters of these runs, as `train` takes them."""
+    """Return the hyper-parameters of some runs, in the form that `train` expects."""
     chosen = numbers if len(numbers) > 1 else numbers[0]
     return jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf)[chosen]), hypers)
 
@@ -169,9 +169,9 @@ def _member(row: Row, i: int) -> Row:
 
 
 def _compile(setup: Setup, hypers: Hyper, seeds: Sequence[int], size: int) -> int:
-    """Compile the programs of a batch, which `train` will find; return the bytes it needs at once.
+    """Compile the programs of a batch for `train`, and return the memory they need in bytes.
 
-    Data that stay on the device are not counted: they are there already.
+    Data that are already on the device are not counted.
     """
     algorithm, layout, together = setup.algorithm, setup.layout, size > 1
     arguments = (_some(hypers, np.arange(size)), _keys(size))
@@ -197,12 +197,12 @@ def _compile(setup: Setup, hypers: Hyper, seeds: Sequence[int], size: int) -> in
     for program in programs:
         interrupts.check()
         sizes = program.compile().memory_analysis()
-        if sizes is not None:  # not every backend says
+        if sizes is not None:  # some backends return no analysis
             output = sizes.output_size_in_bytes - sizes.alias_size_in_bytes
             working = max(working, sizes.temp_size_in_bytes + output)
-    brought = IN_FLIGHT * tree.nbytes(span.shards) if isinstance(setup.shards, Feed) else 0
-    held = tree.nbytes((run, run.state))  # of this batch, and what is left of the one before
-    return int(working + held + brought)
+    streamed = IN_FLIGHT * tree.nbytes(span.shards) if isinstance(setup.shards, Feed) else 0
+    held = tree.nbytes((run, run.state))  # this batch, and the state of the previous batch
+    return int(working + held + streamed)
 
 
 def _keys(size: int) -> PyTree:
@@ -216,7 +216,7 @@ def _shapes(setup: Setup, hypers: Hyper, size: int) -> Run:
 
 
 def _least(setup: Setup, hypers: Hyper) -> int:
-    """Return the bytes no run can do without, lest a program be compiled that is far too large."""
+    """Return a lower bound of a run's memory, so that no far too large program is compiled."""
     run = _shapes(setup, hypers, 1)
     devices = 1 if setup.layout.mesh is None else setup.layout.mesh.size
     working = min(setup.layout.chunk or setup.cohort, -(-setup.cohort // devices))

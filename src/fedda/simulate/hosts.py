@@ -1,8 +1,8 @@
-"""Several processes that train one run, each on a machine with devices of its own.
+"""Train one run with several processes, for example on several machines.
 
-`jax.distributed` connects them, and carries the numbers of the training: Gloo between processors,
-NCCL between GPUs. Neither asks who is there, so the network must be trusted. Process 0 alone reads
-and writes the run's directory, and passes on what it has read.
+`jax.distributed` connects the processes. They exchange arrays with Gloo (CPUs) or NCCL (GPUs),
+which have no authentication, so the network must be trusted. Only process 0 reads and writes the
+run directory. It sends the content to the other processes.
 """
 
 import json
@@ -26,17 +26,17 @@ T = TypeVar("T")
 
 
 def join(coordinator: str, processes: int, process: int, plan: dict[str, Any], wait: float) -> None:
-    """Make this process one of several. Return once all are there and have the same plan.
+    """Connect this process with the others, and check that all have the same settings.
 
     Args:
-        coordinator: `HOST:PORT` at which process 0 listens.
-        processes: How many processes there are.
-        process: Which of them this is.
-        plan: What must be equal in all of them, such as the settings of the run.
-        wait: For how many seconds to wait for the others.
+        coordinator: The address `HOST:PORT` of process 0.
+        processes: The number of processes.
+        process: The number of this process, from 0.
+        plan: Values that must be equal in all processes, such as the settings of the run.
+        wait: The number of seconds to wait for the other processes.
 
     Raises:
-        InputError: An argument is wrong, or a process was given another plan.
+        InputError: An argument is wrong, or a process has another plan.
     """
     if not re.fullmatch(r".+:\d+", coordinator):
         raise InputError(f"--coordinator must be HOST:PORT, of process 0, got {coordinator!r}.")
@@ -47,17 +47,17 @@ def join(coordinator: str, processes: int, process: int, plan: dict[str, Any], w
 
     def give_up() -> None:
         sys.stderr.write(
-            f"fedda: not all of {processes} processes came to {coordinator} within {wait:g} "
-            "seconds. Start each with the same command and its own --process, and let HOST be an "
-            "address of process 0 that all of them can reach.\n"
+            f"fedda: not all of {processes} processes connected to {coordinator} within {wait:g} "
+            "seconds. Start each with the same command and a different --process, and set HOST to "
+            "an address of process 0 that all processes can reach.\n"
         )
         os._exit(2)
 
-    # JAX ends a process that waits in vain with a stack trace of its own: this comes before it.
+    # After its timeout, JAX would end the process with a stack trace. This timer comes earlier.
     deadline = threading.Timer(wait, give_up)
     deadline.daemon = True
     deadline.start()
-    # Gloo prints to the standard output, which is for results.
+    # Gloo prints to the standard output, which is reserved for results.
     sys.stdout = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     jax.distributed.initialize(
@@ -67,7 +67,7 @@ def join(coordinator: str, processes: int, process: int, plan: dict[str, Any], w
         initialization_timeout=int(wait) + 60,
         coordinator_bind_address=coordinator,
     )
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # JAX would take note of it, and go on
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the handler of JAX would continue the run
     plan = plan | {"processes": processes}
     first, *others = map(json.loads, _from_all(json.dumps(plan).encode()))
     deadline.cancel()
@@ -75,28 +75,28 @@ def join(coordinator: str, processes: int, process: int, plan: dict[str, Any], w
         for name in first | other:
             if (here := first.get(name, "nothing")) != (there := other.get(name, "nothing")):
                 raise InputError(
-                    f"process 0 was given {name} = {here}, but process {number} {there}. Start "
-                    "each with the same command and its own --process."
+                    f"process 0 has {name} = {here}, but process {number} has {there}. Start each "
+                    "with the same command and a different --process."
                 )
 
 
 def is_first() -> bool:
-    """Tell whether this process reads and writes files, and prints."""
+    """Return whether this is the process that reads and writes files, and prints."""
     return not jax.distributed.is_initialized() or jax.process_index() == 0
 
 
 def agreed(function: Callable[[], T]) -> T:
-    """Call a function in every process. If one of them refuses its input, all raise an error."""
+    """Call a function in every process. If it raises in one of them, all raise an error."""
     if not jax.distributed.is_initialized():
         return function()
-    refusal = None
+    failure = None
     try:
         result = function()
     except (InputError, OSError) as error:
-        refusal = error
-    messages = _from_all(str(refusal or "").encode())
-    if refusal is not None:
-        raise refusal
+        failure = error
+    messages = _from_all(str(failure or "").encode())
+    if failure is not None:
+        raise failure
     for process, message in enumerate(messages):
         if message:
             raise InputError(f"process {process}: {message.decode()}")
@@ -110,9 +110,9 @@ def from_first(function: Callable[[], bytes]) -> bytes:
 
 
 def _from_all(data: bytes) -> list[bytes]:
-    """Return the data of every process, once all have called this.
+    """Return the data of every process. All processes must call this function.
 
-    One device of each process takes part, as machines may have unequal numbers of devices.
+    It uses one device of each process, because processes may have different numbers of devices.
     """
     devices = {device.process_index: device for device in jax.devices()}
     mesh = Mesh([devices[number] for number in sorted(devices)], "processes")
@@ -130,7 +130,10 @@ def _from_all(data: bytes) -> list[bytes]:
 
 @contextmanager
 def parting() -> Iterator[None]:
-    """End a process that fails at once: JAX would let it wait for the others, and them for it."""
+    """End the process immediately if the block fails.
+
+    JAX would wait for the other processes at exit, and they would wait for this one.
+    """
     try:
         yield
     except BaseException as error:

@@ -21,7 +21,7 @@ Test = Examples | Sequence[Examples]  # the second: one pair for each client
 
 
 class Training(NamedTuple):
-    """The settings of a run besides hyper-parameters; `fedda.run` documents each."""
+    """The settings of a run, without hyper-parameters. `fedda.run` documents them."""
 
     algorithm: str | Algorithm
     model: Model
@@ -44,7 +44,7 @@ class Training(NamedTuple):
     sampling: str = "uniform"
 
 
-KEYWORDS = tuple(Training._field_defaults)  # all but algorithm, model, clients and loss
+KEYWORDS = tuple(Training._field_defaults)  # without algorithm, model, clients and loss
 
 
 def is_one_pair_a_client(data: Any) -> TypeGuard[Sequence[Examples]]:
@@ -71,13 +71,17 @@ def test_of_clients(test: Any, num_clients: int) -> Shards | None:
 
 
 def checked_plan(given: Training, shards: Shards | Feed) -> Plan:
-    """Check the numbers and names of a run.
+    """Check the settings of a run, and return the local work of a client.
+
+    Args:
+        given: The settings.
+        shards: The clients' examples.
 
     Returns:
-        The work of a client in a round.
+        The local work of a client in a round.
 
     Raises:
-        InputError: One of them is wrong, or wrong for this federation.
+        InputError: A setting is wrong, or does not fit the federation.
     """
     for name in ("rounds", "cohort", "batch", "local_work", "eval_every", "devices", "chunk"):
         value = getattr(given, name)
@@ -100,19 +104,25 @@ def checked_plan(given: Training, shards: Shards | Feed) -> Plan:
     visited = plan.amount * (plan.batch if plan.unit == "steps" else shards.max_count)
     if visited + plan.batch > LARGEST:  # the last batch may be padded
         raise InputError(
-            f"a client would visit {visited:,} examples in a round, expected fewer than 2**31. "
+            f"a client would process {visited:,} examples in a round, expected fewer than 2**31. "
             "Lower local_work or batch."
         )
     return plan
 
 
 def host_rounds(given: Training, bytes_of_one: int, num_clients: int) -> int | None:
-    """Return for how many rounds `memory_gb` holds what cohorts keep; None if it holds all of it.
+    """Return the number of rounds whose client memories fit into `memory_gb`.
 
     Args:
-        given: The arguments.
-        bytes_of_one: What one client keeps.
-        num_clients: The number of clients.
+        given: The settings.
+        bytes_of_one: The size of one client's memory.
+        num_clients: The number of clients in the federation.
+
+    Returns:
+        The number of rounds, or None if the memories of all clients fit.
+
+    Raises:
+        InputError: `memory_gb` is not a positive number.
     """
     budget = given.memory_gb
     number = isinstance(budget, Real) and not isinstance(budget, bool)

@@ -1,8 +1,8 @@
 """FedDA for clients that train a PyTorch module.
 
-`client_app` is a complete Flower client for a module and its `DataLoader`. `DecoupledSGD`, between
-`begin_round` and `end_round`, does the same in a training loop of your own. `task` describes the
-module to the server, and `load` copies the trained parameters into it.
+`client_app` returns a complete Flower client for a module and a `DataLoader`. For a custom training
+loop, use `begin_round`, `DecoupledSGD` and `end_round`. `task` describes the module to the server,
+and `load` copies the trained parameters into the module.
 """
 
 from fedda.flower.client import introduce

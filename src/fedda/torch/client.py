@@ -1,7 +1,7 @@
 """The Flower client for PyTorch modules.
 
-`client_app` is a complete client. `begin_round` and `end_round` do the same for a training loop of
-your own. Both send what JAX clients send, so that one federation may have clients of both kinds.
+`client_app` returns a complete client. `begin_round` and `end_round` are for custom training loops.
+The messages are the same as those of JAX clients, so a federation may have clients of both kinds.
 """
 
 import json
@@ -39,18 +39,19 @@ ALGORITHMS = ("fedavg", "fedda-adagrad", "fedda-adam", "fedda-sgdm")
 
 
 def begin_round(content: RecordDict, module: Module, optimizer: DecoupledSGD) -> Order:
-    """Load the server's message into the module and the optimiser.
+    """Load the server's message into the module and the optimiser, before local training.
 
     Args:
         content: The content of the server's message.
         module: The module to train.
-        optimizer: The optimiser of all of its parameters.
+        optimizer: The optimiser, with all parameters of the module.
 
     Returns:
-        The server's order. If `order.full`, take one step with the mean gradient of all examples.
+        The server's order. If `order.full` is true, take one step with the mean gradient of all
+        examples instead of the usual local steps.
 
     Raises:
-        InputError: The server's algorithm is none of `ALGORITHMS`, or the optimiser lacks
+        InputError: The server's algorithm is not one of `ALGORITHMS`, or the optimiser lacks
             parameters of the module.
     """
     order = Order.read(content)
@@ -87,23 +88,26 @@ def end_round(
 
     Args:
         order: The order that `begin_round` returned.
-        context: The context of the node.
+        context: The Flower context of the node.
         module: The trained module.
-        optimizer: Its optimiser.
-        examples: The number of the client's examples, which is its weight.
-        loss: The sum of the losses of the visited examples, which the server shows.
-        visited: The number of visited examples.
+        optimizer: The optimiser of `begin_round`.
+        examples: The number of the client's examples. It is the weight of the upload.
+        loss: The sum of the training losses over all processed examples, which the server reports.
+        visited: The number of processed examples. An example counts once for each epoch.
+
+    Returns:
+        The content of the reply.
 
     Raises:
-        InputError: The client has no examples, or a rate changed within the round.
+        InputError: The client has no examples, or a rate of the optimiser changed in the round.
     """
     params, rates = _federated(module, optimizer), _rates(order)
     for group in optimizer.param_groups:
         for name, expected in rates.items():
             if group[name] != expected:
                 raise InputError(
-                    f"{name} of DecoupledSGD must stay {expected:g} to the end of the round, as "
-                    f"the server said, got {group[name]:g}. Leave it to the server: no scheduler."
+                    f"{name} of DecoupledSGD must stay {expected:g} during the round, as the "
+                    f"server set it, got {group[name]:g}. Remove the scheduler that changes it."
                 )
     if examples < 1:
         raise InputError(f"a client must have at least one example, got examples={examples}.")
@@ -113,7 +117,7 @@ def end_round(
 
 @torch.no_grad()
 def _upload(order: Order, params: Mapping[str, Parameter], optimizer: DecoupledSGD) -> PyTree:
-    """Return what a JAX client would upload, without its weight."""
+    """Return the upload of a JAX client, without its weight."""
     states = {name: optimizer.state[w] for name, w in params.items()}
     if order.algorithm == "fedavg":
         return {name: to_array(w - states[name]["start"]) for name, w in params.items()}
@@ -130,12 +134,12 @@ def _upload(order: Order, params: Mapping[str, Parameter], optimizer: DecoupledS
 
 
 def _rates(order: Order) -> dict[str, float]:
-    """Return the settings of the optimiser; FedAvg is FedDA without momentum."""
+    """Return the optimiser's settings from the server's order. FedAvg has no momentum."""
     if order.algorithm not in ALGORITHMS:
         raise InputError(
-            f"the server runs {order.algorithm!r}, but a PyTorch client knows only "
+            f"the server runs {order.algorithm!r}, but PyTorch clients support only "
             f"{', '.join(ALGORITHMS)}. Change the server's algorithm, or use JAX clients "
-            "(fedda.flower.client_app), which know all."
+            "(fedda.flower.client_app), which support all algorithms."
         )
     algorithm = algorithms.get(order.algorithm, **json.loads(order.options))
     hp = algorithms.hyper(order.algorithm, algorithm, order.hyper)
@@ -143,13 +147,13 @@ def _rates(order: Order) -> dict[str, float]:
 
 
 def _federated(module: Module, optimizer: DecoupledSGD) -> dict[str, Parameter]:
-    """Return the parameters of the module, all of which the optimiser must have."""
+    """Return the parameters of the module, after a check that the optimiser has all of them."""
     params = parameters(module)
     missing = [name for name, w in params.items() if w not in optimizer.state]
     if missing:
         raise InputError(
-            f"DecoupledSGD must have all parameters of the module, but lacks {len(missing)}, the "
-            f"first of them {missing[0]}. Make it by DecoupledSGD(module.parameters())."
+            f"DecoupledSGD must have all parameters of the module, but lacks {len(missing)}, for "
+            f"example {missing[0]}. Create it with DecoupledSGD(module.parameters())."
         )
     return params
 
@@ -165,29 +169,42 @@ def client_app(
     local_unit: Literal["steps", "epochs"] = "steps",
     mods: list[Mod] | None = None,
 ) -> ClientApp:
-    """Return a Flower client that trains a module with FedDA or FedAvg.
+    """Return a Flower client that trains a PyTorch module with FedDA or FedAvg.
 
-    The random numbers of a round depend on the server's seed, the round and the client only.
+    The random numbers of a round depend only on the server's seed, the round and the client.
 
     Args:
         module: The module to train.
-        loss: `loss(outputs, y)` is the mean over a batch, or one number for each example.
-        data: Called once in a process, with the context of the node; returns a loader of batches
-            `(x, y)`.
-        local_work: Number of steps, or epochs, in a round. Each round starts at the beginning of
+        loss: `(outputs, y) -> loss`, the mean over a batch or one number for each example.
+        data: `(context) -> loader`, returns a `DataLoader` of batches `(x, y)` for the Flower
+            context of a node. It is called once for each client of a process.
+        local_work: The number of steps or epochs in a round. Every round starts at the beginning of
             the loader.
-        local_unit: Whether `local_work` counts steps or epochs.
+        local_unit: Whether `local_work` counts `"steps"` or `"epochs"`.
         mods: Flower mods, such as `fedda.flower.secure_mods()`.
 
+    Returns:
+        The client app, for Flower's `flower-supernode` or its simulation.
+
     Raises:
-        InputError: The module cannot be federated, or the local work is not valid.
+        InputError: The module cannot be used (see `parameters`), or the local work is not valid.
+
+    Example:
+        >>> import torch
+        >>> from torch.utils.data import DataLoader, TensorDataset
+        >>> import fedda.torch
+        >>> def data(context):
+        ...     x, y = torch.randn(100, 8), torch.randint(0, 3, (100,))
+        ...     return DataLoader(TensorDataset(x, y), batch_size=20, shuffle=True)
+        >>> module = torch.nn.Linear(8, 3)
+        >>> app = fedda.torch.client_app(module, torch.nn.functional.cross_entropy, data)
     """
     parameters(module)
     if local_unit not in ("steps", "epochs"):
         raise unknown("value of local_unit", local_unit, ("steps", "epochs"))
     check_whole_number("local_work", local_work, least=1)
     optimizer = DecoupledSGD(module.parameters())
-    one_at_a_time = threading.Lock()  # all clients of a process share the module
+    one_at_a_time = threading.Lock()  # because all clients of a process share the module
 
     def train(loader: DataLoader[Any], content: RecordDict, context: Context) -> RecordDict:
         examples = _count(loader)
@@ -208,19 +225,19 @@ def client_app(
 
 def _check_loader(loader: Any) -> DataLoader[Any]:
     if not isinstance(loader, DataLoader):
-        raise InputError(f"data must give a DataLoader, got {type(loader).__name__}.")
+        raise InputError(f"data must return a DataLoader, got {type(loader).__name__}.")
     if loader.batch_size is None or loader.drop_last or not hasattr(loader.sampler, "__len__"):
         raise InputError(
-            "a client's weight is its number of examples, and a step with all of them needs them "
-            "all: the DataLoader must have a batch_size, a dataset with a length, and no drop_last."
+            "the DataLoader must have a batch_size, a dataset with a length, and no drop_last: the "
+            "number of examples is the client's weight, and a full-batch step uses all of them."
         )
     if not _count(loader):
-        raise InputError("the DataLoader must hold at least one example, got none.")
+        raise InputError("the DataLoader must have at least one example, got none.")
     return loader
 
 
 def _count(loader: DataLoader[Any]) -> int:
-    """Return the number of examples in an epoch; a sampler may leave out some of the dataset."""
+    """Return the number of examples in an epoch. A sampler may use only part of the dataset."""
     return len(cast(Sized, loader.sampler))
 
 
@@ -231,9 +248,17 @@ def _train(
     batches: Iterable[Any],
     one_step_of: int = 0,
 ) -> dict[str, Any]:
-    """Take a step on each batch, or one step with the mean gradient of this number of examples.
+    """Take one step on each batch, or one step with the mean gradient of all batches.
 
-    Returns the sum of the losses of the visited examples, and their number, for `end_round`.
+    Args:
+        module: The module to train.
+        loss: The loss of a batch.
+        optimizer: The optimiser.
+        batches: The batches `(x, y)`.
+        one_step_of: The total number of examples if a single step is taken, else 0.
+
+    Returns:
+        The sum of the losses of the processed examples, and their number, for `end_round`.
     """
     device = next(module.parameters()).device
     total, visited = torch.zeros(()), 0
@@ -241,8 +266,8 @@ def _train(
     for batch in batches:
         if [isinstance(part, Tensor) for part in batch] != [True, True]:
             raise InputError(
-                f"a batch must be a pair (x, y) of tensors, got a {type(batch).__name__} of "
-                f"{len(batch)}. Collate it so, or write the loop between begin_round and end_round."
+                f"a batch must be a pair (x, y) of tensors, got a {type(batch).__name__} of length "
+                f"{len(batch)}. Change collate_fn, or use begin_round and end_round in a loop."
             )
         x, y = (part.to(device) for part in batch)
         mean = loss(module(x), y).mean()
@@ -258,7 +283,7 @@ def _train(
 
 @contextmanager
 def _seeded(order: Order, context: Context, module: Module) -> Iterator[None]:
-    """Draw random numbers that belong to the round and the client; leave those of the process."""
+    """Seed PyTorch from the round and the client, and restore its state afterwards."""
     high, low = random.key_data(random.fold_in(order.key(), partition(context))).tolist()
     gpus = {w.device.index for w in module.parameters() if w.is_cuda}
     with torch.random.fork_rng(devices=sorted(gpus)):
@@ -268,7 +293,7 @@ def _seeded(order: Order, context: Context, module: Module) -> Iterator[None]:
 
 @contextmanager
 def _unchanged_buffers(module: Module) -> Iterator[None]:
-    """Refuse training that changes what is not sent."""
+    """Raise an `InputError` if training changes a floating-point buffer, which is not sent."""
 
     def floating() -> dict[str, Tensor]:
         return {name: b.clone() for name, b in module.named_buffers() if b.is_floating_point()}

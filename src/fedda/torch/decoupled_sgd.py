@@ -1,6 +1,6 @@
 """The optimiser of a FedDA client, for a PyTorch training loop.
 
-The client runs plain SGD and, beside it, accumulates a momentum that its steps do not use.
+The client runs plain SGD. It also accumulates a momentum, which its steps do not use.
 """
 
 import math
@@ -27,16 +27,25 @@ class DecoupledSGD(torch.optim.Optimizer):
         m <- beta1 m + (1 - beta1) g
         S <- S + g
 
-    W are the parameters at the start of a round: when they are given to the optimiser, or when
-    `start` is called. There m is the server's momentum, or 0, and S is 0. A parameter without a
-    gradient has a gradient of 0. In a federation the server chooses lr, beta1 and mu, and
-    `begin_round` sets them.
+    W are the parameters at the start of a round. A round starts when the optimiser is created and
+    when `start` is called. At the start, m is the server's momentum, or 0, and S is 0. A parameter
+    without a gradient counts as one with gradient 0. In a federation, the server chooses lr, beta1
+    and mu, and `begin_round` sets them.
 
     Args:
         params: Parameters, or groups of parameters, as for any PyTorch optimiser.
-        lr: Learning rate.
-        beta1: Decay of the momentum.
-        mu: Weight of the proximal term.
+        lr: The learning rate.
+        beta1: The decay of the momentum.
+        mu: The weight of the proximal term.
+
+    Example:
+        >>> import torch
+        >>> w = torch.nn.Parameter(torch.tensor(1.0))
+        >>> optimizer = DecoupledSGD([w], lr=0.1, beta1=0.9)
+        >>> (w**2).backward()
+        >>> optimizer.step()
+        >>> print(f"w = {w.item():.2f}, m = {optimizer.state[w]['momentum'].item():.2f}")
+        w = 0.80, m = 0.20
     """
 
     def __init__(
@@ -45,7 +54,7 @@ class DecoupledSGD(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "beta1": beta1, "mu": mu})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters; for them the round starts now."""
+        """Add a group of parameters. Their round starts at their current values."""
         for name, domain in _DOMAINS.items():
             value = param_group.get(name, self.defaults[name])
             number = isinstance(value, Real) and not isinstance(value, bool)
@@ -56,10 +65,10 @@ class DecoupledSGD(torch.optim.Optimizer):
         self._start(self.param_groups[-1]["params"], {})
 
     def start(self, momentum: Mapping[Tensor, Tensor] | None = None) -> None:
-        """Start a round at the present parameters.
+        """Start a round at the current parameters.
 
         Args:
-            momentum: The server's momentum of each parameter; 0 for those without.
+            momentum: The server's momentum by parameter. It is 0 for missing parameters.
         """
         for group in self.param_groups:
             self._start(group["params"], momentum or {})
@@ -70,8 +79,8 @@ class DecoupledSGD(torch.optim.Optimizer):
             m = torch.zeros_like(w)
             if w in momentum:
                 m.copy_(momentum[w])
-            # The step is a tensor, as in PyTorch's own optimisers: a compiled step would be
-            # compiled again for every value of a number.
+            # The step is a tensor, as in the optimisers of PyTorch: with a Python number, a
+            # compiled step would be compiled again for every value.
             self.state[w] = {
                 "start": w.detach().clone(),
                 "momentum": m,
@@ -81,7 +90,14 @@ class DecoupledSGD(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Take one step; return the loss of the closure, which computes loss and gradients."""
+        """Take one step.
+
+        Args:
+            closure: Computes the loss and the gradients, as for any PyTorch optimiser.
+
+        Returns:
+            The loss of the closure, or None without a closure.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
