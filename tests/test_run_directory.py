@@ -340,7 +340,8 @@ def refused(directory: Path, message: str, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rounds": 13}, "is a run with rounds = 12, got 13. A resumed run keeps its settings"),
+        ({"rounds": 11}, "is a run with rounds = 12, got 11. A resumed run keeps its settings"),
+        ({"rounds": 13}, "with stabilise = 3, which counts from the last round, got rounds = 13."),
         ({"client_lr": 0.5}, r"is a run with client_lr = 0\.1, got 0\.5"),
         ({"seed": 1}, "is a run with seed = 0, got 1"),
         ({"algorithm": "fedavg"}, "is a run with algorithm = 'scaffold', got 'fedavg'"),
@@ -447,3 +448,35 @@ def test_damage_is_refused_or_harmless_and_nothing_is_deleted(many, whole, stopp
     assert not outcomes["checkpoints/round-6 harmless"]
     assert not outcomes["checkpoints/round-2 refused"], "it is not needed"
     assert sum(outcomes.values()) == many
+
+
+@pytest.mark.parametrize("before", [12, 11, 3, 1])
+def test_a_run_with_more_rounds_is_one_that_had_them_from_the_start(tmp_path: Path, before: int):
+    """Also where the old last round was no multiple of eval_every, and had a row of its own."""
+    longer = {"rounds": 20, "stabilise": 0}
+    whole = run(tmp_path / "whole", **longer)
+    run(tmp_path / "grown", **longer | {"rounds": before})
+    grown = run(tmp_path / "grown", **longer)
+    assert grown.history[-1]["round"] == 20
+    assert_same(grown, whole)
+    for name in ("metrics.jsonl", "config.toml"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "grown" / name).read_bytes()
+    assert run(tmp_path / "grown", **longer).history == grown.history, "it is read back"
+    with pytest.raises(InputError, match="is a run with rounds = 20, got 12"):
+        run(tmp_path / "grown", **longer | {"rounds": 12})
+
+
+def test_an_interrupted_extension_continues(tmp_path: Path):
+    longer = {"rounds": 20, "stabilise": 0}
+    whole = run(tmp_path / "whole", **longer)
+    run(tmp_path / "grown", **longer | {"rounds": 12})
+
+    def stop(row: dict[str, Any]) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run(tmp_path / "grown", **longer, on_evaluation=stop)
+    assert not (tmp_path / "grown" / "summary.json").exists(), "that of 12 rounds is gone"
+    grown = run(tmp_path / "grown", **longer)
+    assert grown.history[1:] == whole.history[1:]
+    assert (tmp_path / "grown" / "summary.json").exists()

@@ -45,6 +45,7 @@ from fedda.simulate.settings import (
 from fedda.simulate.train import Row, Setup, example
 from fedda.storage.checkpoint import digest
 from fedda.storage.directory import RunDirectory
+from fedda.storage.extend import extend
 from fedda.storage.files import json_numbers
 from fedda.storage.interrupts import Interrupted, stoppable
 
@@ -144,9 +145,9 @@ def run(
             it is trained with.
         directory: Where to keep the settings, the metrics and checkpoints. Called again with the
             same directory, an interrupted run continues, and ends with exactly the numbers of one
-            that was not interrupted; a finished run is read back. The settings, the data and the
-            shapes of the model must be the same; a change inside a function is not noticed. None
-            keeps everything in memory.
+            that was not interrupted; a finished run is read back; with more `rounds`, it is
+            extended. The other settings, the data and the shapes of the model must be the same;
+            a change inside a function is not noticed. None keeps everything in memory.
         checkpoint_every: The number of evaluations between checkpoints in `directory`.
         start: The result of an earlier call, to continue for `rounds` more. Running 100 rounds
             twice gives the same result as running 200 rounds once.
@@ -195,13 +196,15 @@ def run(
     identity |= {"checkpoint_every": int(checkpoint_every)}
     hp = traced(values, model)
 
+    def opened() -> RunDirectory:
+        if path is not None:
+            extend(path, identity, CHANGEABLE)
+        return RunDirectory(path, identity, CHANGEABLE)
+
     def last_round() -> int:
         return rounds + (0 if start is None else int(start.history[-1]["round"]))
 
-    with (
-        hosts.agreed(lambda: RunDirectory(path, identity, CHANGEABLE)) as kept,
-        _bar(algorithm, progress) as bar,
-    ):
+    with hosts.agreed(opened) as kept, _bar(algorithm, progress) as bar:
         tell = run_bar(bar)
         measures = [] if setup.test is None else [metric.__name__ for metric in metrics] or ["loss"]
 

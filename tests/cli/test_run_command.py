@@ -129,3 +129,19 @@ def test_sigterm_says_how_to_go_on(tmp_path: Path, in_quick_processes):
     assert process.returncode == 143
     assert err.splitlines()[-1] == "Terminated. Continue with: fedda run --resume long"
     assert "Traceback" not in err
+
+
+def test_a_run_is_extended(fedda):
+    longer = [*QUICK[:-2], "eval_every=2"]
+    assert fedda("run", *longer, "rounds=6", "--out", "whole", "-q")[0] == 0
+    assert fedda("run", *longer, "rounds=4", "--out", "grown", "-q")[0] == 0
+    code, out, err = fedda("run", "--resume", "grown", "rounds=6", "--json", "-q")
+    assert (code, json.loads(out)["rounds"]) == (0, 6)
+    assert json.loads(out)["directory"] == "grown"
+    assert "continued from round 4" in err
+    for name in ("metrics.jsonl", "config.toml"):
+        assert Path("whole", name).read_bytes() == Path("grown", name).read_bytes()
+    code, _, err = fedda("run", "--resume", "grown", "rounds=5")
+    assert code == 2
+    assert "is a run with rounds = 6, got 5." in err
+    assert "unknown setting 'lr'" in fedda("run", "--resume", "grown", "lr=1")[2]

@@ -188,7 +188,7 @@ def test_resume_refuses_another_configuration(copy: Path):
     before = content(copy)
     with pytest.raises(InputError, match=r"is a run with client_lr = 0\.1, got 0\.5"):
         experiment.resume(copy, {"client_lr": 0.5})
-    with pytest.raises(InputError, match=r"is a run with rounds = 12, got 13"):
+    with pytest.raises(InputError, match="is a run of 12 rounds with"):
         experiment.resume(copy, {"rounds": 13})
     with pytest.raises(InputError, match=r"is a run with algorithm = 'fedda-adam', got 'fedavg'"):
         experiment.resume(copy, {"algorithm": "fedavg"})

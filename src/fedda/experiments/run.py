@@ -23,6 +23,7 @@ from fedda.simulate.run import train_run
 from fedda.simulate.settings import KEYWORDS
 from fedda.simulate.train import Row
 from fedda.storage.directory import RunDirectory, check_same, read_settings
+from fedda.storage.extend import extend
 from fedda.storage.files import check_empty, json_numbers
 from fedda.tasks import config as configs
 from fedda.tasks.config import Config
@@ -64,15 +65,17 @@ def resume(
     Args:
         directory: The directory.
         given: Settings, which may repeat those of the run but not change them, except for the
-            number of devices, as the next machine may have another, and how often a checkpoint is
-            kept from now on.
+            number of devices, as the next machine may have another, how often a checkpoint is
+            kept from now on, and the number of rounds, which may grow.
         on_progress: Called with None before programs are compiled, then after every evaluation.
     """
 
     def settings() -> bytes:
         written, new = read_settings(directory), configs.with_file(given or {})
-        check_same(directory, written, written | new, api.CHANGEABLE)
-        changed = {name: value for name, value in new.items() if name in api.CHANGEABLE}
+        changeable = (*api.CHANGEABLE, "rounds")
+        configs.check_names(new | written)
+        check_same(directory, written, written | new, changeable)
+        changed = {name: value for name, value in new.items() if name in changeable}
         return configs.dump(configs.resolve(written | changed)).encode()
 
     config = configs.resolve(tomllib.loads(hosts.from_first(settings).decode()))
@@ -119,6 +122,8 @@ def train(
 
     def opened() -> RunDirectory:
         path = directory if hosts.is_first() else None
+        if path is not None:
+            extend(path, config.flat(), api.CHANGEABLE)
         return RunDirectory(path, config.flat(), api.CHANGEABLE)
 
     with hosts.agreed(opened) as kept:

@@ -75,7 +75,9 @@ def train_run(
             preparation=preparation,
         )
 
-    saved, unfinished = first, found is None or not found.progress["finished"]
+    # A run that has been given more rounds since is not finished.
+    ends = {"finished": True, "rounds": setup.rounds}
+    saved, unfinished = first, found is None or found.progress != ends
     if unfinished:
         on_compile()
     try:
@@ -84,16 +86,16 @@ def train_run(
             kept.log(row if start is None else _counted_on(start.history[-1], row))
             ended = first == setup.rounds
             if ended or len(kept.history) % checkpoint_every == 0:
-                kept.save(first, run, {"finished": ended})
+                kept.save(first, run, ends | {"finished": ended})
                 saved = first
             row = _with_nan(kept.history[-1])
             if on_evaluation is not None and plain(on_evaluation(row)) is True and not ended:
-                kept.save(first, run, {"finished": True})
+                kept.save(first, run, ends)
                 break
     except interrupts.Interrupted as stop:
         if stop.whole and run is not None:
             if saved < first:
-                kept.save(first, run, {"finished": False})
+                kept.save(first, run, ends | {"finished": False})
             stop.result = result()
         raise
     return result()

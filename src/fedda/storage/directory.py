@@ -150,7 +150,8 @@ class RunDirectory:
         Raises:
             InputError: A file is damaged or belongs to another run.
         """
-        content = share(lambda: checkpoint.read(path[-1]) if (path := self._checkpoints()) else b"")
+        saved = checkpoints(self.path)
+        content = share(lambda: checkpoint.read(saved[-1]) if saved else b"")
         newest = None
         if content:
             number, arrays, notes = checkpoint.decode(content)
@@ -168,18 +169,11 @@ class RunDirectory:
             self._cut(self.path / self._log_name, log)
         return newest
 
-    def _checkpoints(self) -> list[Path]:
-        """Return the paths of the checkpoints, oldest first."""
-        folder = (self.path or Path()) / "checkpoints"
-        paths = folder.iterdir() if self.path is not None and folder.exists() else ()
-        complete = [path for path in paths if re.fullmatch(r"round-\d+", path.name)]
-        return sorted(complete, key=lambda path: int(path.name.removeprefix("round-")))
-
     def _log_of(self, saved: Checkpoint) -> bytes:
         """Return the lines before a checkpoint, after a check that all files belong together."""
         assert self.path is not None
-        path, newest = self.path / self._log_name, self._checkpoints()[-1]
-        if saved.notes["settings"] != _sha256(self._settings.encode()):
+        path, newest = self.path / self._log_name, checkpoints(self.path)[-1]
+        if saved.notes["settings"] != _identity(self._settings):
             raise InputError(
                 f"{newest} belongs to a run with another {CONFIG} than that of {self.path}. "
                 "Nothing was changed. Restore the files, or choose another directory."
@@ -236,7 +230,7 @@ class RunDirectory:
         self._write_settings()
         self._made = None
         notes = {
-            "settings": _sha256(self._settings.encode()),
+            "settings": _identity(self._settings),
             "log_size": self._log_size,
             "log": self._log_digest.hexdigest(),
             "float": str(jnp.result_type(float)),
@@ -263,7 +257,7 @@ class RunDirectory:
             if path.exists():
                 files.sync(path)
         checkpoint.write(folder / f"round-{number}", number, arrays, notes)
-        for path in self._checkpoints()[:-KEPT]:
+        for path in checkpoints(self.path)[:-KEPT]:
             path.unlink()
         files.sync(folder)
 
@@ -317,6 +311,20 @@ class RunDirectory:
         return summary
 
 
+def checkpoints(path: Path | None) -> list[Path]:
+    """Return the checkpoints of a run directory, the oldest first."""
+    folder = (path or Path()) / "checkpoints"
+    found = folder.iterdir() if path is not None and folder.exists() else ()
+    return sorted(
+        (path for path in found if re.fullmatch(r"round-\d+", path.name)), key=checkpoint_round
+    )
+
+
+def checkpoint_round(checkpoint: Path) -> int:
+    """Return the number of rounds before a checkpoint, which is in its name."""
+    return int(checkpoint.name.removeprefix("round-"))
+
+
 def read_settings(path: Path) -> dict[str, Any]:
     """Return the settings of the run in a directory.
 
@@ -339,8 +347,15 @@ def check_same(
         if name not in changeable and written.get(name) != given.get(name):
             raise InputError(
                 f"{path} is a run with {name} = {written.get(name)!r}, got {given.get(name)!r}. "
-                "A resumed run keeps its settings: start a new one in another directory."
+                "A resumed run keeps its settings, and rounds may only grow: start a new one in "
+                "another directory."
             )
+
+
+def _identity(settings: str) -> str:
+    """Return a digest of what a checkpoint depends on: all settings but the number of rounds."""
+    others = {name: value for name, value in tomllib.loads(settings).items() if name != "rounds"}
+    return _sha256(files.toml(others).encode())
 
 
 def _sha256(content: bytes) -> str:
