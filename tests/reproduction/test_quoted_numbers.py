@@ -1,4 +1,4 @@
-"""The numbers that README.md and the notes on the results quote are those of the cells."""
+"""The numbers that `docs/paper.md` and the notes on the results quote are those of the cells."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from fedda_reproduction.paper.experiments import FEDDA, METHOD_TABLES, TUNED, ex
 from fedda_reproduction.paper.page import Filler
 from helpers.finished_runs import RESULTS, entries
 
-PROJECT = " ".join((RESULTS.parents[1] / "README.md").read_text().split())
+PROJECT = " ".join((RESULTS.parents[1] / "docs/paper.md").read_text().split())
 NOTES = " ".join((RESULTS / "README.md").read_text().split())
 
 
@@ -74,7 +74,7 @@ QUOTED = [
 
 
 @pytest.mark.parametrize(("sentence", "places"), [(each[0], each[1:]) for each in QUOTED])
-def test_the_readme_quotes_the_cells(filler, sentence, places):
+def test_the_page_quotes_the_cells(filler, sentence, places):
     assert sentence.format(*map(filler.number, places)) in PROJECT
 
 
@@ -86,7 +86,7 @@ def margins(filler, name):
     return f"{100 * abs(mean):.1f} ± {100 * half:.1f}", comparison.order(ours, theirs)
 
 
-def test_the_readme_says_how_often_and_by_how_much_fedda_wins(filler):
+def test_the_page_says_how_often_and_by_how_much_fedda_wins(filler):
     counts = [
         sum(int(filler.checks[claim].numbers[place]) for claim in ("F6", "F7"))
         for place in ("ahead", "tied", "behind")
@@ -110,7 +110,7 @@ def test_the_readme_says_how_often_and_by_how_much_fedda_wins(filler):
     assert [order for _, order in (emnist, cifar, exchange)] == [0, 1, -1]
 
 
-def test_the_table_of_the_readme_is_of_the_cells(filler):
+def test_the_table_of_the_page_is_of_the_cells(filler):
     optimisers = ("SGDM", "Adam", "AdaGrad")
 
     def row(name, experiment, method, column="ours"):
@@ -129,7 +129,7 @@ def test_the_table_of_the_readme_is_of_the_cells(filler):
     assert row("by its authors", "table2", "FedOpt", "elsewhere") in PROJECT
 
 
-def test_what_the_readme_says_in_words_is_so(filler):
+def test_what_the_page_says_in_words_is_so(filler):
     runs = {
         name: comparison.runs(name, filler.finished)
         for name in ("table2", "tuned-cifar100", "tuned-emnist", "recommended-emnist", "table5")
@@ -166,7 +166,7 @@ def test_what_the_readme_says_in_words_is_so(filler):
     assert comparison.best(runs["table5"], ours=False) == "fedopt-adagrad"
 
 
-def test_what_the_readme_recommends_was_run(filler):
+def test_what_the_page_recommends_was_run(filler):
     groups = {cell.group for cell in filler.finished}
     recommended = re.findall(r"`fedda run (task=.*?)`", PROJECT)
     assert {each.split()[0] for each in recommended} == {f"task={task}" for task in TUNED}
