@@ -61,7 +61,7 @@ def of(rows: Any, names: Sequence[str] = ()) -> Columns:
 
 def is_frame(rows: Any) -> bool:
     """Return whether an object is a DataFrame: it has named columns, which an index returns."""
-    return hasattr(rows, "columns") and hasattr(rows, "__getitem__") and hasattr(rows, "shape")
+    return hasattr(rows, "shape") and hasattr(rows, "columns")
 
 
 def find(columns: Mapping[str, Any], name: str, place: str) -> Any:

@@ -68,7 +68,9 @@ def chosen_features(known: Sequence[str], choices: Choices, place: str) -> list[
     """
     special = [name for name in (choices.client, choices.label) if name is not None]
     for name in (*special, *(choices.features or ()), *choices.ignore):
-        columns.find(dict.fromkeys(known), name, place)
+        if name not in known:
+            problem = unknown("column", name, known)
+            raise InputError(f"{place}: {problem} Name columns with client, label and features.")
     others = [name for name in known if name not in special and name not in choices.ignore]
     features = choices.features or others
     named = [*special, *features]

@@ -168,7 +168,10 @@ def _of_frame(frame: Any, choices: Choices) -> Part:
 def _of_client(name: Any, pair: Any, choices: Choices) -> Part:
     place = f"client {name!r}"
     if not isinstance(pair, tuple | list) or len(pair) != 2:
-        raise InputError(f"{place} must be a pair (x, y), got {type(pair).__name__}.")
+        raise InputError(
+            f"{place} must be a pair (x, y), got {type(pair).__name__}. If the keys are columns, "
+            "make a DataFrame of the dictionary."
+        )
     x, y = pair
     label = columns.of({"y": y})["y"]
     if columns.is_frame(x) or isinstance(x, Mapping):

@@ -106,6 +106,7 @@ def prepare(config: Config) -> Prepared:
         **config.chosen,
     )
     api.check_seed(config.seed)
+    setup = setup._replace(names=problem.names)
     return Prepared(problem, setup, api.traced(hyper, problem.model))
 
 
@@ -133,6 +134,7 @@ def train(
             config.seed,
             kept,
             settings=config.flat() | {"metrics": [each.__name__ for each in problem.metrics]},
+            preparation=problem.preparation,
             checkpoint_every=config.checkpoint_every,
             on_compile=lambda: on_progress is not None and on_progress(None),
             on_evaluation=show,
