@@ -127,9 +127,15 @@ def test_a_csv_file_is_prepared_as_by_federation_and_trained_on(fedda, tmp_path,
         np.testing.assert_array_equal(opened.splits["train"].column("y", number), y)
     assert opened.text("labels.txt").splitlines() == ["ill", "well"]
     monkeypatch.chdir(tmp_path)
-    code, _, err = fedda("run", "task=own", "data=mine", "rounds=2", "--out", "out")
+    words = ("task=own", "data=mine", "rounds=2", "per_client=true", "--out", "out")
+    code, _, err = fedda("run", *words)
     assert code == 0, err
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    found = summary["per_client"]
+    assert (found["on"], found["clients"]) == ("test", made.names)
+    assert found["examples"] == [len(y) for _, y in made.test]
+    right = np.dot(found["examples"], [value or 0 for value in found["metrics"]["accuracy"]])
+    assert right / sum(found["examples"]) == pytest.approx(summary["final"]["accuracy"])
     assert json.dumps(summary["data"]["preparation"], indent=1) == made.preparation.to_json()
 
 

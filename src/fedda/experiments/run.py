@@ -106,6 +106,8 @@ def prepare(config: Config) -> Prepared:
         **config.chosen,
     )
     api.check_seed(config.seed)
+    if config.per_client and problem.test_clients is not None:
+        setup = setup._replace(test_clients=problem.test_clients())
     setup = setup._replace(names=problem.names)
     return Prepared(problem, setup, api.traced(hyper, problem.model))
 

@@ -38,6 +38,7 @@ class Problem(NamedTuple):
     data: Mapping[str, Any] = {}  # where the examples are from, for the results
     names: Sequence[str] = ()  # of the clients; empty if they have only numbers
     preparation: Preparation | None = None  # how the columns of a table became features
+    test_clients: Callable[[], Shards] | None = None  # the test set, divided among the clients
 
     def __repr__(self) -> str:
         from fedda.data.federation import num_rows

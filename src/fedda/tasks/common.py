@@ -4,8 +4,10 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from fedda.core import losses
@@ -33,6 +35,7 @@ class Federation(NamedTuple):
     data: Mapping[str, Any] = {}  # for the results
     names: Sequence[str] = ()  # of the clients, if the files name them
     preparation: Preparation | None = None  # how the columns of a table became features
+    test_clients: Callable[[], Shards] | None = None  # the test set, divided among the clients
 
     def __repr__(self) -> str:
         return f"Federation({self.shards}, {num_rows(self.test[1]):,} test examples)"
@@ -51,6 +54,7 @@ def classification(model: Model, federation: Federation) -> Problem:
         data=federation.data,
         names=federation.names,
         preparation=federation.preparation,
+        test_clients=federation.test_clients,
     )
 
 
@@ -107,13 +111,33 @@ def federation(
         shards = _redrawn(how, split, config, config.clients or stored, columns)
     prepared = stored_preparation(store)
     about_columns = {} if prepared is None else {"preparation": json.loads(prepared.to_json())}
+    examples = streaming.union(test, columns=columns)
+    shared = how == "user" and {*test.clients} <= {*split.clients}
     return Federation(
         shards=shards,
-        test=streaming.union(test, columns=columns),
+        test=examples,
         labels=_labels(store),
         data=provenance(name, store) | {"partition": how} | about_columns,
         names=split.clients if how == "user" else (),
         preparation=prepared,
+        test_clients=partial(_divided, examples, split, test) if shared else None,
+    )
+
+
+def _divided(examples: tuple[Any, Any], train: Split, test: Split) -> Shards:
+    """Return the test examples of each client to train on, which may be none."""
+    place = {name: number for number, name in enumerate(test.clients)}
+    places = np.array([place.get(name, -1) for name in train.clients])
+    count = np.where(places < 0, 0, test.count[places]).astype(np.int32)
+    start = (np.cumsum(test.count) - test.count)[places].astype(np.int32)
+    x, y = (jnp.asarray(column) for column in examples)
+    return Shards(
+        x=x,
+        y=y,
+        start=jnp.asarray(start),
+        count=jnp.asarray(count),
+        max_count=int(count.max()),
+        num_clients=train.num_clients,
     )
 
 
