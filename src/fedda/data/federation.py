@@ -1,8 +1,8 @@
-"""A federation's examples: one flat array on the device, and where each client's part begins.
+"""The examples of all clients: one flat array on the device, and the first row of each client.
 
-Nothing is padded, whatever the clients' sizes; batches are gathered by row number inside the loop.
-A federation that is too large for the device stays on disk, and the device holds, as the same
-`Shards`, those clients that the next rounds ask.
+Clients are not padded to one size; batches are gathered by row number inside the compiled loop. If
+a federation is too large for the device, it stays on disk, and the device holds a `Shards` with the
+clients of the next rounds.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,9 +26,9 @@ from fedda.errors import InputError
 )
 @dataclass(frozen=True, repr=False)
 class Ragged:
-    """Examples of unequal lengths, one after the other; those that are taken are padded."""
+    """Examples of unequal lengths, one after the other. An index returns padded examples."""
 
-    values: Array  # of an unsigned type, whose largest number is the padding
+    values: Array  # of an unsigned type; its largest number is the padding
     start: Array
     length: Array
     width: int  # at least the longest length
@@ -50,12 +50,12 @@ class Ragged:
 
 
 def take_rows(columns: Any, rows: Array) -> Any:
-    """These rows of every column."""
+    """Return these rows of every column."""
     return jax.tree.map(lambda column: column[rows], columns, is_leaf=_is_ragged)
 
 
 def num_rows(columns: Any) -> int:
-    """The number of examples."""
+    """Return the number of examples."""
     return jax.tree.leaves(columns, is_leaf=_is_ragged)[0].shape[0]
 
 
@@ -70,22 +70,25 @@ def _is_ragged(column: Any) -> bool:
 )
 @dataclass(frozen=True, repr=False)
 class Shards:
-    """All clients' examples, one after the other; a single shard has scalar `start`, `count`."""
+    """The examples of all clients, one after the other.
+
+    `shard` returns the view of one client, in which `start` and `count` are scalars.
+    """
 
     x: Any
     y: Any
     start: Array  # the row of each client's first example
     count: Array
     max_count: int  # of the whole federation: the only size that is known while compiling
-    num_clients: int  # of the whole federation, also in a single shard
-    held: Array | None = None  # the ascending ids of the clients that are here, if not all are
+    num_clients: int  # of the whole federation, also in the view of one client
+    held: Array | None = None  # the ascending ids of the clients on the device; None: all clients
     even: bool = False  # whether every client is known to have `max_count` examples
 
     def __repr__(self) -> str:
         return f"Shards({self.num_clients:,} clients with up to {self.max_count:,} examples)"
 
     def shard(self, client: Array | int) -> "Shards":
-        """One client's view; one that is not here, or an id past the last, has no examples."""
+        """Return the view of one client. A client that is not on the device has no examples."""
         client = place = jnp.asarray(client)
         here = client < self.num_clients
         if self.held is not None:
@@ -95,7 +98,7 @@ class Shards:
         return replace(self, start=self.start[place], count=count)
 
     def rows(self, numbers: Array) -> tuple[Any, Any]:
-        """One client's examples with these numbers, counted from its first."""
+        """Return examples of one client by their numbers, counted from its first example."""
         return take_rows((self.x, self.y), self.start + numbers)
 
 
@@ -103,7 +106,7 @@ Shard = Shards
 
 
 def from_partition(x: np.ndarray, y: np.ndarray, partition: Sequence[np.ndarray]) -> Shards:
-    """Shards from arrays over all examples and, for each client, the rows it owns."""
+    """Return the shards of arrays over all examples, given the rows of each client."""
     return from_clients([(x[rows], y[rows]) for rows in partition])
 
 
@@ -152,7 +155,11 @@ def from_clients(
 
 
 def checked_pair(pair: Any, owner: str) -> tuple[Any, Any]:
-    """The two arrays of a pair, in the dtypes they will have on the device, if they are usable."""
+    """Return the arrays of a pair `(x, y)` in the types that they will have on the device.
+
+    Raises:
+        InputError: They are no arrays of finite numbers, or differ in length.
+    """
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise InputError(f"{owner} must be a pair (x, y) of arrays, got {type(pair).__name__}.")
     x, y = (
@@ -201,7 +208,7 @@ def _checked(values: Any, name: str) -> np.ndarray:
 
 
 def check_shapes(pair: tuple[Any, Any], like: tuple[Any, Any], owner: str) -> None:
-    """Refuses examples of another shape than the others'; an empty array has any shape."""
+    """Refuse examples whose shape differs from that of others. Empty arrays may have any shape."""
     for name, got, expected in zip("xy", pair, like, strict=True):
         if _is_ragged(got) and _is_ragged(expected):
             continue
@@ -213,7 +220,7 @@ def check_shapes(pair: tuple[Any, Any], like: tuple[Any, Any], owner: str) -> No
 
 
 def check_labels(shards: Shards, num_classes: int, test: tuple[Any, Any] | None) -> None:
-    """Refuses what is no class label in 0..num_classes-1, naming the client and the row."""
+    """Refuse labels that are not classes 0..num_classes-1, with the client and the row."""
     labels, start, count = (np.asarray(each) for each in (shards.y, shards.start, shards.count))
     parts = [("the test set", np.asarray(test[1]))] if test is not None else []
     for owner, own in (("the clients", labels), *parts):

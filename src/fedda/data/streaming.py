@@ -1,4 +1,4 @@
-"""From a store to the device: all of a split, or only the clients that the next rounds need."""
+"""Move clients from a store to the device: all of a split, or those of the next rounds."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -9,9 +9,9 @@ import numpy as np
 from fedda.data.federation import Ragged, Shards
 from fedda.data.store import Column, Rows, Split
 
-PROGRAM_BYTES = 64e6  # about what the rounds of one program are given at once
+PROGRAM_BYTES = 64e6  # of the examples that one call of a compiled program gets, about
 
-Columns = tuple[str, str]  # which of a store's columns are the inputs and the labels
+Columns = tuple[str, str]  # the columns of a store that are the inputs and the labels
 XY: Columns = ("x", "y")
 
 
@@ -57,11 +57,11 @@ class Block(NamedTuple):
 
     x: Any
     y: Any
-    examples: int  # that count; the rows after them fill the block
+    examples: int  # the number of examples; the rows after them are padding
 
 
 def blocks(split: Split, size: int) -> Iterator[Block]:
-    """Yield all examples of a split, as they lie on disk, in blocks of one size."""
+    """Yield all examples of a split in the order of the files, in blocks of one size."""
     room = _Room()
     first = dict.fromkeys(XY, 0)
     for begin in range(0, split.num_examples, size):
@@ -79,7 +79,13 @@ def blocks(split: Split, size: int) -> Iterator[Block]:
 
 
 class Feed:
-    """The clients of a split that stays on disk; each has its first `most` examples."""
+    """The clients of a split that stays on disk.
+
+    Args:
+        split: The split.
+        most: The number of examples that a client has at most: its first ones.
+        columns: The inputs and the labels.
+    """
 
     def __init__(self, split: Split, most: int | None = None, columns: Columns = XY) -> None:
         self._split, self._most, self._columns, self._room = split, most, columns, _Room()
@@ -88,13 +94,18 @@ class Feed:
         self.max_count = int(self.count.max())
 
     def rounds(self, cohort: int) -> int:
-        """Return for how many rounds a program should be given its clients at once."""
+        """Return the number of rounds whose clients one call of a program should get."""
         stored = sum(self._split.fields[name].nbytes for name in self._columns)
         one = stored / self._split.num_examples * float(self.count.mean())
         return max(1, int(PROGRAM_BYTES / (cohort * one)))
 
     def gather(self, clients: np.ndarray, slots: int) -> Shards:
-        """Put these clients, ascending and distinct, on the device. The other slots are empty."""
+        """Put clients on the device.
+
+        Args:
+            clients: The numbers of the clients, ascending and distinct.
+            slots: The number of clients that the result has room for. Unused slots are empty.
+        """
         count, held = np.zeros(slots, np.int32), np.full(slots, np.iinfo(np.int32).max, np.int32)
         count[: len(clients)], held[: len(clients)] = self.count[clients], clients
         examples = self._room.at_least("examples", int(count.sum()))
@@ -115,7 +126,7 @@ class Feed:
 
 
 class _Room:
-    """Sizes as powers of two that never shrink, so that a run compiles a few programs at most."""
+    """Sizes of arrays: powers of two that never shrink, so that a run compiles few programs."""
 
     def __init__(self) -> None:
         self._largest: dict[str, int] = {}
@@ -125,7 +136,7 @@ class _Room:
         return self._largest[what]
 
     def on_device(self, name: str, column: Column, rows: int) -> Any:
-        """A column filled up with zeros to these rows, and if ragged to a room for its values."""
+        """Return a column on the device, padded with zeros to a number of rows."""
         if not isinstance(column, Rows):
             return jnp.asarray(_filled(column, rows))
         values = self.at_least(f"values of {name}", len(column.values))
