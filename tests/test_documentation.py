@@ -190,7 +190,7 @@ def test_the_pages_count_the_algorithms():
     count = len(algorithms.names())
     for page in (DOCS / "index.md", DOCS / "start.md"):
         assert f"{count} algorithms" in page.read_text() or f"all {count}" in page.read_text()
-    assert set(json.loads((DOCS / "digits/curves.json").read_text())["accuracy"]) == {
+    assert set(json.loads((DOCS / "digits/runs.json").read_text())["accuracy"]) == {
         *registry.variants()
     }
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from statistics import mean
 from types import ModuleType
 from typing import Any
 
@@ -15,7 +16,7 @@ from fedda import algorithms
 from fedda.algorithms import registry
 
 DOCS = Path(__file__).parents[1]
-RECORD = json.loads((DOCS / "digits/curves.json").read_text())
+RECORD = json.loads((DOCS / "digits/runs.json").read_text())
 SYMBOLS = (
     "`W` is the server's model, `N_i` the number of examples of client i, and `g_i(w; batch)` the "
     "gradient at `w` of its mean loss over a mini-batch."
@@ -117,11 +118,10 @@ def memory(name: str) -> str:
 
 def curves(module: ModuleType) -> str:
     names = ["fedavg", *(name for name in module.variants if name != "fedavg")]
-    drawn = figure.curves(
-        RECORD["rounds"], {name: RECORD["accuracy"][name] for name in names}, muted="fedavg"
-    )
+    means = {name: list(map(mean, zip(*RECORD["accuracy"][name], strict=True))) for name in names}
+    drawn = figure.curves(RECORD["rounds"], means, muted="fedavg")
     return (
-        f"{drawn}\n\nTest accuracy by round, mean of {RECORD['seeds']} seeds: 100 clients, 10 in a "
+        f"{drawn}\n\nTest accuracy by round, mean of {len(RECORD['accuracy']['fedavg'])} seeds: 100 clients, 10 in a "
         "round, 5 local steps, each algorithm with the rates of its preset for this task. It comes "
         f"from `{RECORD['command']}`. The task is easy and all methods end close together: the "
         "figure shows that the method learns, not that it is better than another."
