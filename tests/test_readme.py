@@ -56,7 +56,7 @@ def test_the_table_has_the_numbers_of_the_committed_runs():
 
 
 def test_fedda_sends_twice_as_much_as_fedopt():
-    """So says the sentence below the table, and that all methods of FedOpt need less to the goal."""
+    """So says the sentence below the table, and that FedOpt needs the least to reach the goal."""
     assert "FedDA sends twice as much per round" in README
     for optimiser in ("sgdm", "adam", "adagrad"):
         ours, theirs = (RUNS["bytes"][f"{name}-{optimiser}"] for name in ("fedda", "fedopt"))

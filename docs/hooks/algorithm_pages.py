@@ -121,10 +121,11 @@ def curves(module: ModuleType) -> str:
     means = {name: list(map(mean, zip(*RECORD["accuracy"][name], strict=True))) for name in names}
     drawn = figure.curves(RECORD["rounds"], means, muted="fedavg")
     return (
-        f"{drawn}\n\nTest accuracy by round, mean of {len(RECORD['accuracy']['fedavg'])} seeds: 100 clients, 10 in a "
-        "round, 5 local steps, each algorithm with the rates of its preset for this task. It comes "
-        f"from `{RECORD['command']}`. The task is easy and all methods end close together: the "
-        "figure shows that the method learns, not that it is better than another."
+        f"{drawn}\n\nTest accuracy by round, mean of {len(RECORD['accuracy']['fedavg'])} seeds: "
+        "100 clients, 10 in a round, 5 local steps, each algorithm with the rates of its preset "
+        f"for this task. It comes from `{RECORD['command']}`. The task is easy and all methods end "
+        "close together: the figure shows that the method learns, not that it is better than "
+        "another."
     )
 
 

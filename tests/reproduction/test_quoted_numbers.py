@@ -1,4 +1,4 @@
-"""The numbers that the README, `docs/paper.md` and the notes on results quote are those of the cells."""
+"""Numbers that the README, `docs/paper.md` and the results page quote are those of the cells."""
 
 import json
 import re
