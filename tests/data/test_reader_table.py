@@ -421,7 +421,7 @@ def nulls(row, values):
         ({"client": nulls(1, CLIENT)}, (), "column 'client' has no value in .*, row 1"),
         ({"label": nulls(9, LABEL)}, (), "column 'label' has no value in .*, row 9"),
         ({"height": at(np.nan, 5)[:, 1]}, (), "column 'height' has nan in .*, row 5"),
-        ({"note": list("abcdefghij")}, ["note"], "column 'note' holds the text 'a' in .*, row 0"),
+        ({"note": list("abcdefghij")}, ["note"], "column 'note' holds 'a' in .*, row 0"),
         ({}, ["height", "heigth"], "unknown column 'heigth'. Did you mean height"),
         ({}, ["label"], "a column is named twice: client, label, label"),
         ({"l": [[1, 2]] * 8 + [[1]] + [[1, 2]]}, ["l"], "column 'l' has a list in row 8"),

@@ -198,7 +198,7 @@ def with_value(name, row, value):
         ({}, {"seed": -1}, "seed must be a whole number of at least 0, got -1."),
         ({}, {"target": "class"}, "unknown value of target 'class'. Did you mean classes"),
         ({}, {"prepare": False}, "column 'pressure' has nan in the table, row"),
-        ({}, {"prepare": False, "features": ["sex"]}, "column 'sex' holds the text"),
+        ({}, {"prepare": False, "features": ["sex"]}, "column 'sex' holds"),
         (
             with_value("hospital", 7, None),
             {},
@@ -216,6 +216,8 @@ def with_value(name, row, value):
             "'on' holds dates, such as '2024-01-31'",
         ),
         ({"id": [f"p{i}" for i in range(400)]}, {"test": 0}, "text with 400 different values"),
+        ({"z": ["1,5"] * 399 + ["2,0"]}, {}, "'z' holds numbers with a comma, such as '1,5'"),
+        ({"z": [None] * 400}, {"prepare": False, "features": ["z"]}, "column 'z' holds None in"),
         ({"z": [1j] * 400}, {}, "column 'z' holds complex128"),
     ],
 )

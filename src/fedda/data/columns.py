@@ -150,12 +150,10 @@ def _plain_objects(name: str, column: np.ndarray, at: At) -> np.ndarray:
         raise InputError(f"column {name!r} holds dates or times in {at(0)}. {DATES}")
     if all(issubclass(kind, list | tuple | np.ndarray) for kind in kinds) and not absent.any():
         return _stacked(name, values, at)
-    first = next(row for row, value in enumerate(values) if type(value) is type(present[0]))
-    other = [row for row, value in enumerate(values) if type(value) in kinds - {type(present[0])}]
+    first = {kind: row for row, kind in reversed([*enumerate(map(type, values))]) if kind in kinds}
+    shown = " and ".join(f"{values[row]!r} in {at(row)}" for row in sorted(first.values())[:2])
     raise InputError(
-        f"column {name!r} holds {values[first]!r} in {at(first)}"
-        + (f" and {values[other[0]]!r} in {at(other[0])}" if other else "")
-        + f", expected only numbers or only text. {OPTIONS}"
+        f"column {name!r} holds {shown}, expected only numbers or only text. {OPTIONS}"
     )
 
 
@@ -226,9 +224,9 @@ def missing(column: np.ndarray) -> np.ndarray:
 def finite(name: str, column: np.ndarray, at: At) -> np.ndarray:
     """Return numbers without a missing or infinite value, of a type that the device has."""
     if column.dtype == object:
-        row = next(row for row, value in enumerate(column) if value is not None or len(column) == 1)
+        row = int((~missing(column)).argmax())
         raise InputError(
-            f"column {name!r} holds the text {column[row]!r} in {at(row)}, expected numbers. "
+            f"column {name!r} holds {column[row]!r} in {at(row)}, expected numbers. "
             "Without preparation, all features must be numbers: leave the column out with ignore."
         )
     with np.errstate(over="ignore"):  # becomes infinite, which is refused

@@ -6,6 +6,7 @@ means and deviations, and by a federated protocol for medians and lists of categ
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -19,6 +20,8 @@ from fedda.errors import InputError
 
 MOST_CATEGORIES = 100
 SHOWN = 5  # categories of a column in a repr
+
+_DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 
 
 @dataclass(frozen=True)
@@ -203,11 +206,16 @@ def _category(name: str, values: np.ndarray, marks: bool) -> Column:
             f"column {name!r} holds dates, such as {categories[0]!r}, expected numbers or text. "
             f"{DATES}"
         )
+    if categories and all(map(_DECIMAL_COMMA.fullmatch, categories)):
+        raise InputError(
+            f"column {name!r} holds numbers with a comma, such as {categories[0]!r}, expected a "
+            "point: 1.5. Replace the commas, or leave the column out with ignore."
+        )
     if len(categories) > MOST_CATEGORIES:
         raise InputError(
             f"column {name!r} holds text with {len(categories):,} different values, such as "
             f"{categories[0]!r}; expected at most {MOST_CATEGORIES} categories. Leave the column "
-            "out with ignore, group rare values, or write numbers with a decimal point."
+            "out with ignore, or group rare values."
         )
     if len(categories) < 2:
         categories = []
