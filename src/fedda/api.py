@@ -23,7 +23,7 @@ from fedda.data.federation import Shards, checked_pair, from_clients, num_rows
 from fedda.data.streaming import Feed
 from fedda.data.tabular import Federation
 from fedda.errors import InputError, check_whole_number, is_finite, shown
-from fedda.models import Model
+from fedda.models import Model, recipe_of
 from fedda.simulate import hosts
 from fedda.simulate.check_problem import check_problem
 from fedda.simulate.cohort import SAMPLERS, Layout, automatic_chunk
@@ -192,8 +192,11 @@ def run(
         )
     path = Path(directory) if directory is not None and hosts.is_first() else None
     settings = _settings(training, setup, values, hyper) | {"seed": int(seed)}
-    identity = {} if path is None else settings | _digests(setup, start)
-    identity |= {"checkpoint_every": int(checkpoint_every)}
+    prepared = clients.preparation if isinstance(clients, Federation) else None
+    identity: dict[str, Any] = {"checkpoint_every": int(checkpoint_every)}
+    if path is not None:
+        identity |= settings | _digests(setup, start)
+        identity |= {"preparation": None if prepared is None else prepared.to_json()}
     hp = traced(values, model)
 
     def opened() -> RunDirectory:
@@ -218,7 +221,7 @@ def run(
             seed,
             kept,
             settings=settings,
-            preparation=clients.preparation if isinstance(clients, Federation) else None,
+            preparation=prepared,
             start=start,
             checkpoint_every=checkpoint_every,
             on_compile=lambda: tell(None),
@@ -264,6 +267,7 @@ def _settings(
         **{name: chosen.get(name, choices[0]) for name, choices in known.items()},
         **values._asdict(),
         "model": [" ".join(named) for named in tree.types("", task.model.shapes()).items()],
+        "built_in_model": recipe_of(task.model),
         "clients": setup.shards.num_clients,
         "loss": getattr(task.loss, "__name__", "loss"),
         "test": None if setup.test is None else num_rows(setup.test[1]),

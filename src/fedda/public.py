@@ -6,6 +6,7 @@ from fedda.core import losses
 from fedda.core.algorithm import Algorithm, Phase
 from fedda.data.preparation import Preparation
 from fedda.data.tabular import Federation, federation
+from fedda.experiments.load import load
 from fedda.models import Model
 from fedda.reports.results import report
 from fedda.simulate.evaluation import evaluate
@@ -24,6 +25,7 @@ __all__ = [
     "algorithms",
     "evaluate",
     "federation",
+    "load",
     "losses",
     "models",
     "report",

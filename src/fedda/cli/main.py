@@ -18,13 +18,15 @@ from fedda import __version__
 from fedda.cli.algorithms import algorithms_command
 from fedda.cli.compare import compare_command
 from fedda.cli.data import data_app
+from fedda.cli.export import export_command
 from fedda.cli.report import report_command
 from fedda.cli.run import ABOUT_SETTINGS, run_command
 from fedda.cli.sweep import sweep_command
 from fedda.cli.terminal import at_end, leaving, out, print_error
 from fedda.errors import InputError, unknown
 
-ORDER = ("run", "compare", "report", "sweep", "algorithms", "data", "reproduce", "theory", "bench")
+ORDER = ["run", "compare", "report", "export", "sweep", "algorithms", "data"]
+ORDER += ["reproduce", "theory", "bench"]  # of other packages
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED|out of memory"
 ADVICE = "Lower batch, cohort, clients or chunk, or choose a smaller model."
 
@@ -64,6 +66,7 @@ app.command("run", context_settings=with_settings, epilog=ABOUT_SETTINGS)(run_co
 app.command("compare", context_settings=with_settings)(compare_command)
 app.command("sweep", context_settings=with_settings)(sweep_command)
 app.command("report")(report_command)
+app.command("export")(export_command)
 app.command("algorithms")(algorithms_command)
 
 

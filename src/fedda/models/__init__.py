@@ -6,8 +6,10 @@ importing Flax is slow.
 """
 
 import importlib
+import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import wraps
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +47,10 @@ _MODULES = {
     "resnet18": "convolutional",
 }
 
+BUILT_IN = ("autoencoder", "cnn", "linear", "mlp", "resnet18")
+
 Params = Any
+P = ParamSpec("P")
 
 # The precision of matrix products. Weights, sums and losses are always float32. "tf32" rounds the
 # factors to 10 bits on GPUs that support it, and equals "fp32" elsewhere. "bf16" computes the
@@ -84,6 +89,41 @@ class Model(NamedTuple):
     def shapes(self) -> Params:
         """Return the shapes and types of the parameters, without computing them."""
         return jax.eval_shape(self.init, jax.random.key(0))
+
+
+def built_in(make: Callable[P, Model]) -> Callable[P, Model]:
+    """Note in a model how it was made, so that a saved result can make it again.
+
+    The note is an attribute of `apply`: a model with another `apply` does not have it.
+    """
+
+    @wraps(make)
+    def noted(*args: P.args, **kwargs: P.kwargs) -> Model:
+        model = make(*args, **kwargs)
+        given = inspect.signature(make).bind(*args, **kwargs).arguments
+        if all(isinstance(value, int | float | str) for value in given.values()):
+            model.apply.__dict__["recipe"] = [make.__name__, *map(list, given.items())]
+        return model
+
+    return noted
+
+
+def recipe_of(model: Model) -> list[Any] | None:
+    """Return how to make a built-in model again: its function and pairs of arguments."""
+    return getattr(model.apply, "recipe", None)
+
+
+def from_recipe(recipe: list[Any]) -> Model:
+    """Return the model of a recipe.
+
+    Raises:
+        InputError: There is no such built-in model.
+    """
+    name, *arguments = recipe
+    if name not in BUILT_IN:
+        raise unknown("built-in model", name, BUILT_IN)
+    model: Model = __getattr__(name)(**dict(arguments))
+    return model
 
 
 def with_input(

@@ -8,7 +8,7 @@ from jax import Array, lax
 from jax import numpy as jnp
 from jax.tree_util import DictKey, tree_leaves_with_path
 
-from fedda.models import Model, Params, from_nnx
+from fedda.models import Model, Params, built_in, from_nnx
 from fedda.models.conv import Convolution, max_pool, max_pool_same, patches_conv
 
 CHANNELS = (64, 64, 128, 128, 256, 256, 512, 512)  # the output channels of the ResNet's blocks
@@ -46,6 +46,7 @@ class CNN(nnx.Module):
         return self.out(self.dropout2(nnx.relu(self.hidden(x))))
 
 
+@built_in
 def cnn(size: int, channels: int, classes: int, convolution: Convolution = patches_conv) -> Model:
     """Return the small convolutional network of the federated EMNIST experiments.
 
@@ -129,6 +130,7 @@ class ResNet18(nnx.Module):
         return self.out(nnx.relu(self.norm(x)).mean((1, 2)))
 
 
+@built_in
 def resnet18(
     classes: int = 100,
     affine: bool = True,

@@ -5,7 +5,7 @@ from itertools import pairwise
 from flax import nnx
 from jax import Array
 
-from fedda.models import Model, from_nnx
+from fedda.models import Model, built_in, from_nnx
 
 INIT = nnx.initializers.glorot_uniform()
 
@@ -18,6 +18,7 @@ class Linear(nnx.Module):
         return self.out(x.reshape(x.shape[0], -1))
 
 
+@built_in
 def linear(features: int, classes: int) -> Model:
     """Return a linear model with a bias.
 
@@ -50,6 +51,7 @@ class MLP(nnx.Module):
         return self.out(nnx.relu(self.hidden(x.reshape(x.shape[0], -1))))
 
 
+@built_in
 def mlp(features: int, hidden: int, classes: int) -> Model:
     """Return a multilayer perceptron with one hidden layer and ReLU.
 
@@ -88,6 +90,7 @@ class Autoencoder(nnx.Module):
         return x
 
 
+@built_in
 def autoencoder(features: int = 784) -> Model:
     """Return the deep autoencoder of the federated EMNIST experiments.
 

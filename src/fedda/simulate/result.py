@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,6 +14,7 @@ from fedda.core.tree import PyTree
 from fedda.data.preparation import Preparation
 from fedda.errors import InputError
 from fedda.models import Model
+from fedda.simulate import saved
 from fedda.simulate.train import Row
 
 
@@ -63,6 +66,17 @@ class Result:
             x = self.preparation.apply(x)
         return self.model.apply(self.params, jnp.asarray(x))
 
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the result to one file, which `fedda.load` reads.
+
+        The file is written completely or not at all. It holds everything but the functions of a
+        model of your own. What clients keep (`memory`) is in it up to a gigabyte.
+
+        Args:
+            path: The file, such as `model.fedda`. A file of this name is replaced.
+        """
+        saved.write(self, Path(path))
+
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the model when a result is pickled: most functions cannot be."""
         return self.__dict__ | {"model": None}
@@ -72,4 +86,7 @@ class Result:
         name = next((name for name in self.settings.get("metrics", ()) if name in row), None)
         shown = name or "train_loss"
         algorithm = self.settings.get("algorithm", "unknown algorithm")
-        return f"Result({algorithm}, {row['round']} rounds, {shown} {row[shown]:.3g})"
+        rounds = f"{row['round']} rounds"
+        if not self.settings.get("finished", True):
+            rounds += ", unfinished"
+        return f"Result({algorithm}, {rounds}, {shown} {row[shown]:.3g})"

@@ -53,7 +53,13 @@ def on_host(run: PyTree) -> dict[str, np.ndarray]:
     }
 
 
-def write(path: Path, number: int, arrays: Mapping[str, np.ndarray], notes: Any) -> None:
+def write(
+    path: Path,
+    number: int,
+    arrays: Mapping[str, np.ndarray],
+    notes: Any,
+    temporary: Path | None = None,
+) -> None:
     """Write a checkpoint file.
 
     Args:
@@ -61,13 +67,14 @@ def write(path: Path, number: int, arrays: Mapping[str, np.ndarray], notes: Any)
         number: The number of finished rounds.
         arrays: The arrays by name, from `on_host`.
         notes: Anything that can be written as JSON.
+        temporary: Where to write until the file is complete; by default a name that only this
+            process uses.
     """
     about = [(name, str(array.dtype), array.shape) for name, array in arrays.items()]
     header = json.dumps({"round": number, "arrays": about, "notes": notes})
     digest = hashlib.sha256()
     parts: list[bytes | memoryview] = [f"{header}\n".encode(), *map(_as_bytes, arrays.values())]
-    # All checkpoints use the same temporary file, so an incomplete one is overwritten.
-    with replacing(path, path.with_name(".part")) as file:
+    with replacing(path, temporary) as file:
         for part in parts:
             file.write(part)
             digest.update(part)
@@ -81,12 +88,17 @@ def read(path: Path) -> bytes:
         InputError: The file is damaged.
     """
     content = path.read_bytes()
-    if hashlib.sha256(memoryview(content)[:-DIGEST]).digest() != content[-DIGEST:]:
+    if not is_whole(content):
         raise InputError(
             f"{path} is damaged: its checksum does not match. Nothing was changed. Delete this "
             "file to continue from the previous checkpoint, or from the beginning if there is none."
         )
     return content
+
+
+def is_whole(content: bytes) -> bool:
+    """Return whether the content of a file has the SHA-256 that it ends with."""
+    return hashlib.sha256(memoryview(content)[:-DIGEST]).digest() == content[-DIGEST:]
 
 
 def decode(content: bytes) -> tuple[int, dict[str, np.ndarray], dict[str, Any]]:

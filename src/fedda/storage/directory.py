@@ -23,7 +23,7 @@ from collections.abc import Callable, Container, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -157,7 +157,7 @@ class RunDirectory:
             number, arrays, notes = checkpoint.decode(content)
             what = f"the checkpoint of round {number} in {self.path or 'the run directory'}"
             newest = Checkpoint(number, checkpoint.restored(arrays, like(), what, ADVICE), notes)
-        log = share(lambda: b"" if newest is None else self._log_of(newest))
+        log = share(lambda: b"" if newest is None else self._log_of(newest.notes))
         if newest is not None:
             self.history = [json.loads(line) for line in log.splitlines()]
             self.resumed_at, self._made = newest.round, newest.notes["made"]
@@ -169,28 +169,9 @@ class RunDirectory:
             self._cut(self.path / self._log_name, log)
         return newest
 
-    def _log_of(self, saved: Checkpoint) -> bytes:
-        """Return the lines before a checkpoint, after a check that all files belong together."""
+    def _log_of(self, notes: Mapping[str, Any]) -> bytes:
         assert self.path is not None
-        path, newest = self.path / self._log_name, checkpoints(self.path)[-1]
-        if saved.notes["settings"] != _identity(self._settings):
-            raise InputError(
-                f"{newest} belongs to a run with another {CONFIG} than that of {self.path}. "
-                "Nothing was changed. Restore the files, or choose another directory."
-            )
-        if saved.notes["float"] != (here := str(jnp.result_type(float))):
-            raise InputError(
-                f"{self.path} is a run with {saved.notes['float']} as JAX's default type, here it "
-                f"is {here}. Nothing was changed. Set JAX_ENABLE_X64 as it was."
-            )
-        log = path.read_bytes()[: saved.notes["log_size"]] if path.exists() else b""
-        if saved.notes["log"] != _sha256(log):
-            raise InputError(
-                f"{path} is damaged: {newest} was written after other lines. Nothing was changed. "
-                f"Restore {path.name}, or delete {newest} to continue from the previous "
-                "checkpoint, or from the beginning if there is none."
-            )
-        return log
+        return _log_of(self.path / self._log_name, self._settings, notes)
 
     def _cut(self, path: Path, log: bytes) -> None:
         """Remove the lines after the checkpoint, which the resumed run writes again."""
@@ -256,7 +237,9 @@ class RunDirectory:
         for path in (self.path / self._log_name, self.path):
             if path.exists():
                 files.sync(path)
-        checkpoint.write(folder / f"round-{number}", number, arrays, notes)
+        # All checkpoints use the same temporary file, so an incomplete one is overwritten.
+        target, temporary = folder / f"round-{number}", folder / ".part"
+        checkpoint.write(target, number, arrays, notes, temporary)
         for path in checkpoints(self.path)[:-KEPT]:
             path.unlink()
         files.sync(folder)
@@ -323,6 +306,64 @@ def checkpoints(path: Path | None) -> list[Path]:
 def checkpoint_round(checkpoint: Path) -> int:
     """Return the number of rounds before a checkpoint, which is in its name."""
     return int(checkpoint.name.removeprefix("round-"))
+
+
+class Snapshot(NamedTuple):
+    """The newest checkpoint of a run directory, read without a lock.
+
+    Attributes:
+        settings: The content of `config.toml`.
+        history: The rows before the checkpoint. Numbers that JSON cannot hold are None.
+        arrays: The arrays by name.
+        finished: Whether the run has finished.
+    """
+
+    settings: dict[str, Any]
+    history: list[Row]
+    arrays: dict[str, np.ndarray]
+    finished: bool
+
+
+def read_newest(path: Path, log: str = "metrics.jsonl") -> Snapshot:
+    """Read the newest checkpoint of a run directory. Nothing is changed.
+
+    Raises:
+        InputError: There is no checkpoint, or a file is damaged.
+    """
+    settings = read_settings(path)
+    saved = checkpoints(path)
+    if not saved:
+        raise InputError(
+            f"{path} has no checkpoint yet. Continue the run until its next checkpoint, with "
+            "`fedda run --resume` or fedda.run(directory=...)."
+        )
+    _, arrays, notes = checkpoint.decode(checkpoint.read(saved[-1]))
+    lines = _log_of(path / log, files.read_sealed(path / CONFIG), notes).splitlines()
+    finished = notes["progress"].get("finished", False)
+    return Snapshot(settings, [json.loads(line) for line in lines], arrays, finished)
+
+
+def _log_of(path: Path, settings: str, notes: Mapping[str, Any]) -> bytes:
+    """Return the lines before a checkpoint, after a check that all files belong together."""
+    newest = checkpoints(path.parent)[-1]
+    if notes["settings"] != _identity(settings):
+        raise InputError(
+            f"{newest} belongs to a run with another {CONFIG} than that of {path.parent}. "
+            "Nothing was changed. Restore the files, or choose another directory."
+        )
+    if notes["float"] != (here := str(jnp.result_type(float))):
+        raise InputError(
+            f"{path.parent} is a run with {notes['float']} as JAX's default type, here it is "
+            f"{here}. Nothing was changed. Set JAX_ENABLE_X64 as it was."
+        )
+    log = path.read_bytes()[: notes["log_size"]] if path.exists() else b""
+    if notes["log"] != _sha256(log):
+        raise InputError(
+            f"{path} is damaged: {newest} was written after other lines. Nothing was changed. "
+            f"Restore {path.name}, or delete {newest} to continue from the previous "
+            "checkpoint, or from the beginning if there is none."
+        )
+    return log
 
 
 def read_settings(path: Path) -> dict[str, Any]:

@@ -1,0 +1,151 @@
+"""Results from files and run directories."""
+
+import math
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedda import models, tasks
+from fedda.data.preparation import Preparation
+from fedda.errors import InputError
+from fedda.models import Model
+from fedda.simulate import saved
+from fedda.simulate.result import Result
+from fedda.storage.checkpoint import restored
+from fedda.storage.directory import SUMMARY, read_newest
+from fedda.storage.files import read_json
+from fedda.storage.named_arrays import Node, nested
+from fedda.tasks import config
+
+ADDED = ("metrics", "finished")  # settings of a result that are no settings of a task
+
+
+def load(path: str | PathLike[str], model: Model | None = None) -> Result:
+    """Load a result.
+
+    Args:
+        path: A file of `result.save`; or a run directory of `fedda run` or `fedda.run`. Of an
+            unfinished run, the newest checkpoint is loaded, and `settings["finished"]` is False.
+        model: The model that was trained. Models of `fedda.models`, such as `mlp`, and those of the
+            tasks of `fedda run` are found without it. The functions of your own models are not
+            stored: without `model`, the result cannot predict, and its parameters are nested
+            dictionaries, also where the model has lists, tuples or modules.
+
+    Returns:
+        The result. It predicts, and a run continues from it with `fedda.run(..., start=result)`.
+        Parts of its `state` besides `params` have the names of the original, and the containers
+        that are described above.
+
+    Raises:
+        InputError: The file or directory is missing, damaged, of another kind or of a newer
+            version; or the model is not the one that was trained.
+
+    Example:
+        >>> import fedda, numpy as np, tempfile
+        >>> clients = [(np.ones((n, 2)), np.arange(n) % 2) for n in (3, 5, 20)]
+        >>> model = fedda.models.linear(features=2, classes=2)
+        >>> result = fedda.run("fedavg", model, clients, fedda.losses.cross_entropy, cohort=2)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     result.save(f"{folder}/model.fedda")
+        ...     again = fedda.load(f"{folder}/model.fedda")
+        >>> again.predict(np.ones((4, 2))).shape
+        (4, 2)
+    """
+    source = Path(path)
+    return _from_directory(source, model) if source.is_dir() else _from_file(source, model)
+
+
+def _from_file(path: Path, model: Model | None) -> Result:
+    arrays, notes = saved.read(path)
+    return _result(
+        path,
+        arrays,
+        model or _model(notes["settings"]),
+        settings=notes["settings"],
+        history=notes["history"],
+        per_client=notes["per_client"],
+        preparation=notes["preparation"],
+    )
+
+
+def _from_directory(path: Path, model: Model | None) -> Result:
+    found = read_newest(path)
+    if not saved.parameters(found.arrays):
+        raise InputError(
+            f"got {path}, whose checkpoints hold no result of one simulated run; expected a run "
+            "directory of `fedda run` or fedda.run. Give one of these."
+        )
+    settings = found.settings | {"finished": found.finished}
+    if "task" in settings and model is None:
+        settings["metrics"] = [metric.__name__ for metric in _problem(settings).metrics]
+    history = [
+        {name: math.nan if value is None else value for name, value in row.items()}
+        for row in found.history
+    ]
+    return _result(
+        path,
+        found.arrays,
+        model or _model(settings),
+        settings={name: value for name, value in settings.items() if name != "preparation"},
+        history=history,
+        per_client=_per_client(path) if found.finished else None,
+        preparation=settings.get("preparation"),
+    )
+
+
+def _result(
+    source: Path, arrays: Mapping[str, np.ndarray], model: Model | None, **about: Any
+) -> Result:
+    """Return the result that a file or a checkpoint holds.
+
+    Args:
+        source: Where the arrays are from, for errors.
+        arrays: The arrays by name.
+        model: The model, if it is known. Then the parameters have its structure.
+        **about: The other fields of `Result`; the `preparation` as JSON.
+    """
+    for name, array in arrays.items():
+        if (here := jax.dtypes.canonicalize_dtype(array.dtype)) != array.dtype:
+            raise InputError(
+                f"got {source} with {array.dtype} in {name}; expected {here}, as JAX is set here. "
+                "Set JAX_ENABLE_X64=1."
+            )
+    found = nested(arrays)
+    state = jax.tree.map(jnp.asarray, found.state)
+    if model is not None:
+        what, advice = f"the model in {source}", "Give the model that was trained."
+        params = restored(saved.parameters(arrays), model.shapes(), what, advice)
+        state = Node({**state.parts, "params": jax.tree.map(jnp.asarray, params)})
+    text = about.pop("preparation")
+    return Result(
+        state=state,
+        memory=found.parts.get("memory", ()),
+        model=model,
+        preparation=None if text is None else Preparation.from_json(text),
+        **about,
+    )
+
+
+def _per_client(path: Path) -> dict[str, Any] | None:
+    try:
+        summary = read_json(path / SUMMARY, {...: Any})
+    except (OSError, ValueError):  # it does not exist, or another command reports the damage
+        return None
+    evaluated: dict[str, Any] | None = summary.get("per_client")
+    return evaluated
+
+
+def _model(settings: dict[str, Any]) -> Model | None:
+    """Return the model of a run, if its settings say how to make it."""
+    if settings.get("built_in_model"):
+        return models.from_recipe(settings["built_in_model"])
+    return _problem(settings).model if "task" in settings else None
+
+
+def _problem(settings: dict[str, Any]) -> tasks.Problem:
+    return tasks.load(config.resolve({k: v for k, v in settings.items() if k not in ADDED}))
