@@ -157,7 +157,10 @@ class RunDirectory:
             number, arrays, notes = checkpoint.decode(content)
             what = f"the checkpoint of round {number} in {self.path or 'the run directory'}"
             newest = Checkpoint(number, checkpoint.restored(arrays, like(), what, ADVICE), notes)
-        log = share(lambda: b"" if newest is None else self._log_of(newest.notes))
+        log_path = (self.path or Path()) / self._log_name
+        log = share(
+            lambda: b"" if newest is None else _log_of(log_path, self._settings, newest.notes)
+        )
         if newest is not None:
             self.history = [json.loads(line) for line in log.splitlines()]
             self.resumed_at, self._made = newest.round, newest.notes["made"]
@@ -166,12 +169,8 @@ class RunDirectory:
             total, compiling = self._since
             self._since = total - seconds["total"], compiling - seconds["compile"]
         if self.path is not None:
-            self._cut(self.path / self._log_name, log)
+            self._cut(log_path, log)
         return newest
-
-    def _log_of(self, notes: Mapping[str, Any]) -> bytes:
-        assert self.path is not None
-        return _log_of(self.path / self._log_name, self._settings, notes)
 
     def _cut(self, path: Path, log: bytes) -> None:
         """Remove the lines after the checkpoint, which the resumed run writes again."""
