@@ -45,7 +45,7 @@ def run_command(
     values = config.from_words(settings or [])
     if resume is not None and out_dir is not None:
         raise InputError("--resume continues in its own directory: leave out --out.")
-    if use is not None:
+    if use not in (None, "all"):
         values |= config.parse([f"devices={use}"])
     if (together, process) != (1, 0) and coordinator is None:
         raise InputError("--processes and --process need --coordinator HOST:PORT.")
@@ -67,9 +67,9 @@ def run_command(
     devices.start_up()
     if coordinator is not None:
         terminal.leaving.enter_context(hosts.parting())
-        plan = {"resume": resume is not None, **values, **versions()}
+        plan = {"resume": resume is not None, **values, "use": use, **versions()}
         hosts.join(coordinator, together, process, plan, wait)
-    if values.get("devices") == "all":
+    if use == "all":
         values["devices"] = len(jax.devices())  # of all processes
     quiet |= not hosts.is_first()
     resolved = config.resolve(values if resume is None else {})
