@@ -141,15 +141,20 @@ def from_clients(
         )
     for pair, name in zip(pairs, owners, strict=True):
         check_shapes(pair, filled[0], name)
-    count = np.array([len(x) for x, _ in pairs], np.int32)
-    x, y = (np.concatenate(arrays) for arrays in zip(*filled, strict=True))
+    count = np.array([len(x) for x, _ in pairs])
+    x, y = (jnp.asarray(np.concatenate(arrays)) for arrays in zip(*filled, strict=True))
+    return all_clients(x, y, np.cumsum(count) - count, count)
+
+
+def all_clients(x: Any, y: Any, start: np.ndarray, count: np.ndarray) -> Shards:
+    """Return the shards of examples on the device, given each client's first row and its count."""
     return Shards(
-        x=jnp.asarray(x),
-        y=jnp.asarray(y),
-        start=jnp.asarray(np.concatenate([[0], np.cumsum(count)[:-1]]).astype(np.int32)),
-        count=jnp.asarray(count),
+        x=x,
+        y=y,
+        start=jnp.asarray(start.astype(np.int32)),
+        count=jnp.asarray(count.astype(np.int32)),
         max_count=int(count.max()),
-        num_clients=len(pairs),
+        num_clients=len(count),
         even=bool(count.min() == count.max()),
     )
 

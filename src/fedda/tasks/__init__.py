@@ -30,8 +30,7 @@ class Problem(NamedTuple):
     shards: Shards | Feed
     test: tuple[Any, Any]
     loss: ExampleWise
-    metrics: tuple[ExampleWise, ...]  # the first is the one results are judged by
-    higher_is_better: bool
+    metrics: tuple[ExampleWise, ...]  # results are compared by the first
     labels: Sequence[str]  # the names of the classes
     reduction: Literal["mean", "sum"] = "mean"
     final: Callable[[], Iterable[Block]] | None = None  # a larger test set, for the end of a run
@@ -39,6 +38,13 @@ class Problem(NamedTuple):
     names: Sequence[str] = ()  # of the clients; empty if they have only numbers
     preparation: Preparation | None = None  # how the columns of a table became features
     test_clients: Callable[[], Shards] | None = None  # the test set, divided among the clients
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether higher values of the first metric are better."""
+        from fedda.simulate.evaluation import is_higher_better
+
+        return is_higher_better(self.metrics[0])
 
     def __repr__(self) -> str:
         from fedda.data.federation import num_rows

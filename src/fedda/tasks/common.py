@@ -13,7 +13,7 @@ import numpy as np
 from fedda.core import losses
 from fedda.data import partition, streaming
 from fedda.data.datasets import open_dataset
-from fedda.data.federation import Shards, from_partition, num_rows
+from fedda.data.federation import Shards, all_clients, from_partition, num_rows
 from fedda.data.preparation import Preparation
 from fedda.data.readers.table import stored_preparation
 from fedda.data.store import Split, Store
@@ -45,16 +45,9 @@ def classification(model: Model, federation: Federation) -> Problem:
     """Return the problem to predict the class of every example."""
     return Problem(
         model=model,
-        shards=federation.shards,
-        test=federation.test,
         loss=losses.cross_entropy,
         metrics=(losses.accuracy,),
-        higher_is_better=True,
-        labels=federation.labels,
-        data=federation.data,
-        names=federation.names,
-        preparation=federation.preparation,
-        test_clients=federation.test_clients,
+        **federation._asdict(),
     )
 
 
@@ -128,17 +121,10 @@ def _divided(examples: tuple[Any, Any], train: Split, test: Split) -> Shards:
     """Return the test examples of each client to train on, which may be none."""
     place = {name: number for number, name in enumerate(test.clients)}
     places = np.array([place.get(name, -1) for name in train.clients])
-    count = np.where(places < 0, 0, test.count[places]).astype(np.int32)
-    start = (np.cumsum(test.count) - test.count)[places].astype(np.int32)
+    count = np.where(places < 0, 0, test.count[places])
+    start = (np.cumsum(test.count) - test.count)[places]
     x, y = (jnp.asarray(column) for column in examples)
-    return Shards(
-        x=x,
-        y=y,
-        start=jnp.asarray(start),
-        count=jnp.asarray(count),
-        max_count=int(count.max()),
-        num_clients=train.num_clients,
-    )
+    return all_clients(x, y, start, count)
 
 
 def _labels(store: Store) -> list[str]:

@@ -26,5 +26,5 @@ def build(config: Config) -> Problem:
     network = chosen_model(config, {"autoencoder": autoencoder})
     found = federation("emnist", config, columns=("x", "x"))._replace(labels=[])
     return classification(models.with_input(network, ink), found)._replace(
-        loss=mse, metrics=(mse,), higher_is_better=False, reduction=config.options["reduction"]
+        loss=mse, metrics=(mse,), reduction=config.options["reduction"]
     )

@@ -38,6 +38,4 @@ def build(config: Config) -> Problem:
     problem = classification(models.with_input(network, prepare), found)
     if found.labels:
         return problem
-    return problem._replace(
-        loss=mean_squared_error, metrics=(mean_squared_error,), higher_is_better=False
-    )
+    return problem._replace(loss=mean_squared_error, metrics=(mean_squared_error,))

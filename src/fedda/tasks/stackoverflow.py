@@ -50,7 +50,6 @@ def tag_prediction(name: str, validation: str, config: Config) -> Problem:
         test=streaming.union(store.splits[validation], VALIDATION),
         loss=losses.tag_cross_entropy,
         metrics=(losses.recall_at_5,),
-        higher_is_better=True,
         labels=store.text("tags.txt").splitlines()[:tags],
         reduction=options["reduction"],
         final=None if whole else lambda: streaming.blocks(store.splits["test"], BLOCK),
