@@ -238,7 +238,7 @@ def test_two_columns_of_one_name_are_refused():
         ({}, "there are no rows"),
         ({"a": (np.ones((2, 1)), [0, 1])}, "there is only one client, 'a'"),
         ({"a": np.ones((2, 1))}, "client 'a' must be a pair (x, y), got ndarray."),
-        ({"a": (np.ones((2, 1)), [0])}, "client 'a': 'x' has 2 rows, but y has 1."),
+        ({"a": (np.ones((2, 1)), [0])}, "client 'a': 'x' has 2 rows, but 'y' has 1."),
         (
             {"a": (np.ones((2, 1)), [0, 1]), "b": (np.ones((2, 3)), [0, 1])},
             "client 'b': 'x' has examples of the shape (3,), but those of client 'a' have (1,).",

@@ -37,10 +37,7 @@ def of(rows: Any, names: Sequence[str] = ()) -> Columns:
     if isinstance(rows, Mapping):
         return {str(name): np.atleast_1d(_array(column)) for name, column in rows.items()}
     if is_frame(rows):
-        titles = [str(name) for name in rows.columns]
-        for name in titles:
-            if titles.count(name) > 1:
-                raise InputError(f"the table has more than one column {name!r}. Rename one.")
+        check_names([str(name) for name in rows.columns], "the table")
         return {str(name): _array(rows[name]) for name in rows.columns}
     if not isinstance(rows, Iterable) or isinstance(rows, str | bytes):
         raise InputError(
@@ -62,6 +59,24 @@ def of(rows: Any, names: Sequence[str] = ()) -> Columns:
 def is_frame(rows: Any) -> bool:
     """Return whether an object is a DataFrame: it has named columns, which an index returns."""
     return hasattr(rows, "shape") and hasattr(rows, "columns")
+
+
+def check_names(names: Sequence[str], place: str) -> None:
+    """Refuse a table in which two columns have the same name."""
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"{place} has more than one column {name!r}. Rename one.")
+
+
+def check_lengths(columns: Columns, place: str) -> None:
+    """Refuse columns that have not as many rows as the first."""
+    first = next(iter(columns), "")
+    for name, column in columns.items():
+        if len(column) != len(columns[first]):
+            raise InputError(
+                f"{place}: {name!r} has {len(column)} rows, but {first!r} has "
+                f"{len(columns[first])}. Every row needs a value in each column."
+            )
 
 
 def find(columns: Mapping[str, Any], name: str, place: str) -> Any:

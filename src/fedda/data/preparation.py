@@ -107,6 +107,7 @@ class Preparation:
         names = [column.name for column in self.columns]
         given = columns.of(rows, names)
         found = {name: columns.find(given, name, "the new rows") for name in names}
+        columns.check_lengths(found, "the new rows")
         return self.features_of(
             {name: columns.plain(name, column, _at) for name, column in found.items()}, _at
         )
@@ -124,10 +125,6 @@ class Preparation:
                 parts += [texts == category for category in column.categories]
             if column.marks_missing:
                 parts.append(absent)
-        rows = len(parts[0]) if parts else 0
-        for name, part in zip(self.features, parts, strict=True):
-            if len(part) != rows:
-                raise InputError(f"column {name!r} has {len(part)} rows, but others have {rows}.")
         return np.stack(parts, axis=1).astype(np.float32)
 
     def to_json(self) -> str:

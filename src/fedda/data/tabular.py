@@ -181,12 +181,7 @@ def _of_client(name: Any, pair: Any, choices: Choices) -> Part:
     else:
         array = columns.plain("x", columns.of({"x": x})["x"], lambda row: f"{place}, row {row}")
         own = {"x": array[:, None] if array.ndim == 1 else array}
-    for each, column in own.items():
-        if len(column) != len(label):
-            raise InputError(
-                f"{place}: {each!r} has {len(column)} rows, but y has {len(label)}. Every example "
-                "needs both."
-            )
+    columns.check_lengths({"y": label, **own}, place)
     return Part(place=place, client=np.full(len(label), name, object), label=label, features=own)
 
 

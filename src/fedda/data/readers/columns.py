@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedda.data.columns import Columns, find
+from fedda.data.columns import Columns, check_lengths, check_names, find, of
 from fedda.data.readers import csv_file
 from fedda.data.readers.common import parsing
 from fedda.errors import InputError, import_extra
@@ -26,9 +26,7 @@ def names_in(file: Path) -> list[str]:
                 return list(arrays.files)
         with _pyarrow().ParquetFile(file) as opened:
             names = list(opened.schema_arrow.names)
-    for name in names:
-        if names.count(name) > 1:
-            raise InputError(f"{file} has more than one column {name!r}. Rename one.")
+    check_names(names, str(file))
     return [name for name in names if not name.startswith(PANDAS_INDEX)]
 
 
@@ -41,23 +39,13 @@ def load(file: Path, names: Sequence[str]) -> Columns:
         return csv_file.load(file, names)
     with parsing(file):
         columns = _npz(file, names) if file.suffix == ".npz" else _parquet(file, names)
-    for name, column in columns.items():
-        expected = len(columns[names[0]])
-        if len(column) != expected:
-            raise InputError(
-                f"{file}: {name!r} has {len(column)} rows, but {names[0]!r} has {expected}."
-            )
+    check_lengths(columns, str(file))
     return columns
 
 
 def _npz(file: Path, names: Sequence[str]) -> Columns:
     with open(file, "rb") as stream, np.load(stream, allow_pickle=False) as arrays:
-        columns = {name: np.atleast_1d(arrays[name]) for name in names}
-    # Text of any length, as from Parquet files.
-    return {
-        name: column.astype(object) if column.dtype.kind in "SU" else column
-        for name, column in columns.items()
-    }
+        return of({name: arrays[name] for name in names})
 
 
 def _parquet(file: Path, names: Sequence[str]) -> Columns:

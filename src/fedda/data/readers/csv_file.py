@@ -9,6 +9,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from fedda.data.columns import check_names
 from fedda.data.readers.common import damaged, parsing
 from fedda.errors import InputError
 
@@ -61,9 +62,7 @@ def _header(file: Path, content: TextIO) -> tuple[list[str], str]:
     splits = {mark: next(csv.reader([first], delimiter=mark, strict=True)) for mark in DELIMITERS}
     delimiter = max(splits, key=lambda mark: len(splits[mark]))
     header = [name.strip() for name in splits[delimiter]]
-    for name in header:
-        if header.count(name) > 1:
-            raise InputError(f"{file} has more than one column {name!r}. Rename one.")
+    check_names(header, str(file))
     return header, delimiter
 
 
