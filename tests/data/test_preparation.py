@@ -159,7 +159,7 @@ def test_a_constant_column_with_missing_values_says_where_they_are():
 
 
 def test_a_table_without_a_column_that_varies_is_refused():
-    with pytest.raises(InputError, match="every column of features is constant: a, b"):
+    with pytest.raises(InputError, match="all columns of features are constant: a, b"):
         small(a=[3] * 4, b=["x"] * 4)
 
 

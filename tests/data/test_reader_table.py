@@ -198,7 +198,7 @@ def test_one_npz_file_for_each_client(tmp_path):
         npz(tmp_path / split / "nobody.npz", x=x[:0], y=np.array([], "U4"))
     npz(tmp_path / "test" / "only here.npz", x=x[:2], y=["side", "up"])
     source = read(tmp_path, "mine")
-    assert "one client for each file" in source.description
+    assert "One client for each file" in source.description
     train, test = (dict(source.splits[split]) for split in ("train", "test"))
     assert (train.keys(), test.keys()) == ({"anna", "7"}, {"anna", "7", "only here"})
     # The classes of both splits together: down, left, side, up.
@@ -424,11 +424,23 @@ def nulls(row, values):
         ({"note": list("abcdefghij")}, ["note"], "column 'note' holds 'a' in .*, row 0"),
         ({}, ["height", "heigth"], "unknown column 'heigth'. Did you mean height"),
         ({}, ["label"], "a column is named twice: client, label, label"),
-        ({"l": [[1, 2]] * 8 + [[1]] + [[1, 2]]}, ["l"], "column 'l' has a list in row 8"),
-        ({"l": [[1, 2]] * 5 + [[1]] * 5}, ["l"], "column 'l' has a list in row 5"),
-        ({"l": [[[1], [2]]] * 7 + [[[1], [2, 3]]] * 3}, ["l"], "column 'l' has a list in row 7"),
-        ({"l": [[1, 2]] * 7 + [[1, None]] * 3}, ["l"], "column 'l' has no value in row 7"),
-        ({"l": [[1, 2]] * 7 + [None] * 3}, ["l"], "column 'l' has no value in row 7"),
+        (
+            {"l": [[1, 2]] * 8 + [[1]] + [[1, 2]]},
+            ["l"],
+            "column 'l' has a list of another length in row 8",
+        ),
+        (
+            {"l": [[1, 2]] * 5 + [[1]] * 5},
+            ["l"],
+            "column 'l' has a list of another length in row 5",
+        ),
+        (
+            {"l": [[[1], [2]]] * 7 + [[[1], [2, 3]]] * 3},
+            ["l"],
+            "column 'l' has a list of another length in row 7",
+        ),
+        ({"l": [[1, 2]] * 7 + [[1, None]] * 3}, ["l"], "column 'l' has a missing value in row 7"),
+        ({"l": [[1, 2]] * 7 + [None] * 3}, ["l"], "column 'l' has a missing value in row 7"),
         ({"l": [[1, np.nan]] * 10}, ["l"], "column 'l' has nan in .*, row 0"),
         ({"l": [["a"]] * 10}, ["l"], "column 'l'"),
         ({"l": [[]] * 10}, ["l"], "column 'l'"),

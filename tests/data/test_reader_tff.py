@@ -702,14 +702,14 @@ def nothing_stored(file):
     [
         (linked_outside, "'pixels' is a ExternalLink, expected a Dataset in the file itself"),
         (linked_inside, "'f10_1' is a SoftLink, expected a Group in the file itself"),
-        (stored_outside, "'pixels' lies in another file"),
-        (seen_outside, "'pixels' lies in another file"),
+        (stored_outside, "'pixels' is stored in another file"),
+        (seen_outside, "'pixels' is stored in another file"),
         (moved, "'examples' is missing, expected a Group"),
         (no_client, "'zz' is a Dataset, expected a Group"),
         (fewer_labels, r"'label' is int64 of the shape \(2,\), expected .* \(3,\)"),
         (one_number, r"'pixels' has the shape \(\)"),
         (no_array, "'pixels' is of the dtype object, expected floats"),
-        (names_no_text, "id .* is not UTF-8"),
+        (names_no_text, "id .* UTF-8"),
         (strings, "'label' is of the dtype object, expected integers"),
     ],
 )

@@ -13,11 +13,11 @@ from fedda.data.readers.common import parsing
 from fedda.errors import InputError, import_extra
 
 SUFFIXES = (".parquet", ".npz", *csv_file.SUFFIXES)
-PANDAS_INDEX = "__index_level_"  # how pandas names an index that it stores as a column
+PANDAS_INDEX = "__index_level_"  # prefix of an index that pandas stores as a column
 
 
 def names_in(file: Path) -> list[str]:
-    """Return the names of the columns of a file, without an index of pandas."""
+    """Return the names of the columns of a file, without the index of pandas."""
     if file.suffix in csv_file.SUFFIXES:
         return csv_file.names_in(file)
     with parsing(file):
@@ -31,7 +31,7 @@ def names_in(file: Path) -> list[str]:
 
 
 def load(file: Path, names: Sequence[str]) -> Columns:
-    """Return the columns of these names, of one length. Lists of lists become axes of arrays."""
+    """Return columns by name. Nested lists become arrays with several axes."""
     known = dict.fromkeys(names_in(file))
     for name in names:
         find(known, name, str(file))
@@ -64,7 +64,7 @@ def _array(file: Path, name: str, column: Any) -> np.ndarray:
     from pyarrow.compute import list_value_length
 
     shape = [len(column)]
-    while True:  # from lists to what is in them, for all rows at once
+    while True:  # unpack one level of lists of all rows at once
         if pa.types.is_dictionary(column.type):
             column = column.dictionary_decode()
         if isinstance(column, pa.FixedShapeTensorArray) and not column.null_count:
@@ -73,14 +73,14 @@ def _array(file: Path, name: str, column: Any) -> np.ndarray:
         is_list, per_row = hasattr(column.type, "value_type"), math.prod(shape[1:])
         if column.null_count and (is_list or len(shape) > 1):
             row = column.is_null().to_numpy(zero_copy_only=False).argmax() // per_row
-            raise _wrong(file, name, "no value", row, "one in every list")
-        if not is_list or not len(column):  # no lists, or no more
+            raise _wrong(file, name, "a missing value", row, "lists without missing values")
+        if not is_list or not len(column):
             return column.to_numpy(zero_copy_only=False).reshape(shape)
         lengths = list_value_length(column).to_numpy(zero_copy_only=False)
         wrong = np.flatnonzero(lengths != lengths[0])
         if len(wrong):
             row = wrong[0] // per_row
-            raise _wrong(file, name, "a list", row, "one as long as those before")
+            raise _wrong(file, name, "a list of another length", row, "lists of one length")
         shape.append(int(lengths[0]))
         column = column.flatten()
 
