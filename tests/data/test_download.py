@@ -91,7 +91,7 @@ def test_a_part_that_is_whole_or_too_long(server, tmp_path):
     assert download.download(server.url, tmp_path, SHA256).read_bytes() == CONTENT
     (tmp_path / "file.bin").unlink()
     part.write_bytes(CONTENT + b"more")
-    with pytest.raises(InputError, match="was deleted. The same command downloads it again"):
+    with pytest.raises(InputError, match=r"was deleted\. The same command downloads it again"):
         download.download(server.url, tmp_path, SHA256)
     assert download.download(server.url, tmp_path, SHA256).read_bytes() == CONTENT
 

@@ -709,7 +709,7 @@ def nothing_stored(file):
         (fewer_labels, r"'label' is int64 of the shape \(2,\), expected .* \(3,\)"),
         (one_number, r"'pixels' has the shape \(\)"),
         (no_array, "'pixels' is of the dtype object, expected floats"),
-        (names_no_text, "id .* UTF-8"),
+        (names_no_text, "id .* is not UTF-8"),
         (strings, "'label' is of the dtype object, expected integers"),
     ],
 )

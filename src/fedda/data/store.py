@@ -318,8 +318,8 @@ def encoded_id(client: str) -> bytes:
     readable = encoded.decode() == client and client and "\0" not in client
     if not readable or len(encoded) > LONGEST_ID:
         raise InputError(
-            f"the client id {client[:60]!r} must be UTF-8 text of 1 to {LONGEST_ID:,} bytes without "
-            "the character NUL. Rename the client, or choose another column of clients."
+            f"the client id {client[:60]!r} must be UTF-8 text of 1 to {LONGEST_ID:,} bytes "
+            "without the character NUL. Rename the client, or choose another column of clients."
         )
     return encoded
 
