@@ -38,11 +38,11 @@ Option (adam):
               client, that is the mean of `1 - beta1^k` over `k = r T + 1 .. r T + T`.
 
 Our interpretation, where the paper is ambiguous or misprinted: the exponents of the bias
-corrections are `r + 1`; the printed `r` divides by 0 in the first round. The step divides by the root of the
-corrected new `V`; the paper prints both forms, and only this one makes a full round one step of
-Adam. `P = beta1 M + (1 - beta1) G` defines `G`; it is printed without `M`. ``client_lr`` enters
-once, at the server or in the momentum, not twice. Both means are over the cohort, weighted by
-`N_i`. `eps` is added outside the root.
+corrections are `r + 1`; the printed `r` divides by 0 in the first round. The step divides by the
+root of the corrected new `V`; the paper prints both forms, and only this one makes a full-batch
+round one step of Adam. `P = beta1 M + (1 - beta1) G` defines `G`; it is printed without `M`.
+``client_lr`` is applied once, at the server or in the momentum, not twice. Both means are over the
+cohort, weighted by `N_i`. `eps` is added outside the root.
 
 Weighting: by the number of examples. Clients keep nothing; the server keeps `W`, `M` (and `V`,
 `r`).
