@@ -102,7 +102,7 @@ def test_wrong_bytes_are_deleted_and_told(server, tmp_path, resumed):
         cut_in_half(server, tmp_path)
     server.content = CONTENT[:-1] + b"?"
     found = hashlib.sha256(server.content).hexdigest()
-    with pytest.raises(InputError, match=f"{found} instead of {SHA256}. What was") as error:
+    with pytest.raises(InputError, match=f"{found} instead of {SHA256}. The download was") as error:
         download.download(server.url, tmp_path, SHA256)
     assert server.url in str(error.value)
     assert names(tmp_path) == set()
