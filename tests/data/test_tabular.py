@@ -208,7 +208,7 @@ def with_value(name, row, value):
         (with_value("age", 3, np.inf), {}, "column 'age' has inf in the table, row 3 (from 0)"),
         (with_value("age", 3, "old"), {}, "and 'old' in the table, row 3 (from 0), expected only"),
         ({"hospital": ["a"] * 400}, {}, "there is only one client, 'a'"),
-        ({"hospital": np.arange(400) / 7}, {}, "the client 'hospital' holds float64"),
+        ({"hospital": np.arange(400) / 7}, {}, "the client column 'hospital' holds float64"),
         ({"on": pd.date_range("2024", periods=400)}, {}, "column 'on' holds dates or times"),
         (
             {"on": ["2024-01-31"] * 399 + ["2024-02-01"]},
