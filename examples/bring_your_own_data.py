@@ -1,6 +1,6 @@
 """Your own federation: a list of arrays, two functions, one call.
 
-Clients may have any number of examples, also one: every short batch is weighted exactly.
+Clients may have any number of examples, even one. Short batches are weighted exactly.
 """
 
 import jax

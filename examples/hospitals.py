@@ -1,7 +1,7 @@
 """Fifty hospitals in a CSV file with missing values and text: a model for all of them.
 
-The first function writes such a file, in which hospitals differ in size and in their patients. With
-a file of your own, start at `main`.
+The first function writes such a file. Its hospitals differ in size and in their patients. With your
+own file, start at `main`.
 """
 
 import csv

@@ -1,4 +1,4 @@
-"""An algorithm of one's own: FedAvg whose clients start where the last round was heading."""
+"""Your own algorithm: FedAvg whose clients start ahead, in the direction of the last round."""
 
 from typing import Any, NamedTuple
 
@@ -10,17 +10,17 @@ from fedda.tasks.config import Config
 
 
 class Hyper(NamedTuple):
-    """Numbers, each with what it may be: a sweep over them compiles nothing anew."""
+    """Numbers with their domains. A sweep over them does not compile again."""
 
     client_lr: Positive = 0.1
     ahead: Decay = 0.5
 
 
 class State(NamedTuple):
-    """What the server keeps; `params` is the model."""
+    """The state of the server; `params` is the model."""
 
     params: Any
-    move: Any  # of the round before
+    move: Any  # of the previous round
 
 
 def init(hp: Hyper, params: Any) -> State:
@@ -28,7 +28,7 @@ def init(hp: Hyper, params: Any) -> State:
 
 
 def memory(hp: Hyper, params: Any) -> tuple[()]:
-    """What a client keeps between rounds, before its first: here nothing."""
+    """The initial memory of a client: here nothing."""
     return ()
 
 
@@ -37,9 +37,9 @@ def send(hp: Hyper, state: State) -> Any:
 
 
 def work(hp: Hyper, task: Any, start: Any, memory: Any, shard: Any, key: Any) -> Any:
-    """The work of one client: what it uploads, what it keeps, and the loss it saw.
+    """The work of one client: its upload, its memory, and its training loss.
 
-    It has `shard.count` examples, and the federation `shard.num_clients` clients.
+    The client has `shard.count` examples; the federation has `shard.num_clients` clients.
     """
 
     def step(w: Any, batch: Any) -> Any:
@@ -51,7 +51,7 @@ def work(hp: Hyper, task: Any, start: Any, memory: Any, shard: Any, key: Any) ->
 
 
 def merge(hp: Hyper, state: State, total: Any) -> State:
-    """`total` is the sum of the uploads: a mean divides by a weight that was summed with them."""
+    """`total` is the sum of the uploads. A mean divides by a weight that was summed with it."""
     new = local.mean(total)
     return State(new, tree.sub(new, state.params))
 

@@ -69,7 +69,7 @@ def run(algorithm="fedavg", clients=CLIENTS, loss=cross_entropy, **settings):
         ({"metrics": [accuracy]}, "metrics need a test set: give test"),
         ({"metrics": [accuracy, accuracy], "test": (X, Y)}, "name .accuracy. is already used"),
         ({"metrics": [named("loss")], "test": (X, Y)}, "the metric name 'loss' is already used"),
-        ({"test": (X, Y.astype(float))}, "y of the test set must hold one whole number"),
+        ({"test": (X, Y.astype(float))}, "y of the test set must hold the class of each example"),
         ({"memory_gb": -1}, "memory_gb must be a positive finite number, got -1"),
         ({"memory_gb": np.inf}, "memory_gb must be a positive finite number, got inf"),
         ({"memory_gb": 10**400}, "memory_gb must be a positive finite number, got 1000"),
@@ -88,7 +88,10 @@ def run(algorithm="fedavg", clients=CLIENTS, loss=cross_entropy, **settings):
         ({"clients": [(np.array([["a"]]), Y[:1])]}, "x of client 0 is text; expected numbers"),
         ({"clients": [(X, ["a", "b", "a", "b"])]}, r"y of client 0 is text.* np\.searchsorted\("),
         ({"clients": [(X, np.array(list("abab"), object))]}, "y of client 0 is text"),
-        ({"clients": [(X, Y.astype(float))]}, "y of the clients must hold one whole number"),
+        (
+            {"clients": [(X, Y.astype(float))]},
+            "y of the clients must hold the class of each example",
+        ),
         ({"clients": [(X[:, :2], Y)]}, r"applied to examples of shape \(2,\): .*Give examples of"),
     ],
 )

@@ -1,10 +1,9 @@
-"""Fill a results folder: make every run of an experiment that is missing, each as one cell.
+"""Fill a results folder: make all missing runs of experiments, with a file for each run.
 
-A finished run is a file that is never made again. A run that was interrupted, or stopped when the
-time was over, goes on from its last checkpoint in `<results>/.work/`. Several processes can share
-the folder: each takes runs that no other has locked, and the system releases the locks of a process
-that is killed. Runs of one program, which differ only in rates or seed, are trained together where
-the model is small.
+A finished run is never made again. An interrupted run resumes from its last checkpoint in
+`<results>/.work/`. Several processes can share the folder: each takes runs that no other process
+has locked, and the system releases the locks of a killed process. Runs that differ only in rates or
+seed are trained together if the model is small.
 """
 
 import dataclasses
@@ -56,10 +55,9 @@ def wanted(
     precision: str | None,
     finished: Iterable[Cell] = (),
 ) -> list[Config]:
-    """Return the runs of these experiments, each once, all of them with one seed before the next.
+    """Return the runs of these experiments, without duplicates, first all runs of the first seed.
 
-    If no precision is given, a run has the precision of most of its finished runs, or else the
-    default.
+    If no precision is given, a run has the precision of most of its finished runs, or the default.
     """
     if precision not in (None, *PRECISIONS):  # before any data are looked for
         raise unknown("precision", precision, PRECISIONS)
@@ -78,7 +76,7 @@ def wanted(
 
 
 def missing(runs: Iterable[Config], finished: Iterable[Cell]) -> int:
-    """Return how many runs have no cell, on whatever data."""
+    """Return how many runs have no cell, with any data."""
     keys = {cells.key(cell.config) for cell in finished}
     return sum(cells.key(config) not in keys for config in runs)
 
@@ -95,10 +93,10 @@ def fill(
     Args:
         runs: The runs to make.
         folder: The results folder.
-        seconds: After this time, begin no run, and stop the current one at its next evaluation.
-            The next call continues it from there.
+        seconds: After this time, no run begins, and the current run stops at its next evaluation.
+            The next call resumes it.
         report: Called with a line for each evaluation and each cell.
-        warn: Called with what a person should look into.
+        warn: Called with warnings.
     """
     until = None if seconds is None else time.monotonic() + seconds
     work = folder / ".work"
@@ -150,7 +148,7 @@ def _set_damaged_aside(folder: Path, warn: Report) -> None:
 
 
 def _jobs(runs: Iterable[Config], folder: Path, failed: dict[str, str], warn: Report) -> list[Job]:
-    """Return the runs whose data are on this machine; the tasks of the others have failed."""
+    """Return the runs whose data are on this machine. The other tasks count as failed."""
     data: dict[str, str | None] = {}
     jobs = []
     for config in runs:
@@ -173,9 +171,9 @@ def _lock(folder: Path, name: str) -> FileLock:
 
 @contextmanager
 def _locked(jobs: Sequence[Job]) -> Iterator[list[Job]]:
-    """Lock the jobs that no other process works on, or has finished meanwhile.
+    """Lock the jobs that no other process has locked or finished.
 
-    If the first is not free, none is: so one process gets all runs that were stopped together.
+    If the first is locked, no job is: so one process gets all runs that were stopped together.
     """
     mine: list[Job] = []
     with ExitStack() as stack:
@@ -190,10 +188,10 @@ def _locked(jobs: Sequence[Job]) -> Iterator[list[Job]]:
 
 
 def _batch(job: Job, jobs: Sequence[Job], tried: set[str], folder: Path) -> list[Job]:
-    """Return the jobs to train with this one, itself included.
+    """Return the jobs to train together with this one, including it.
 
-    Runs that were stopped together go on together. Or else it is what is left of the program, if
-    it pays to train them together.
+    Runs that were stopped together are resumed together. Otherwise these are all missing runs of
+    the program, if training them together is faster.
     """
     if (folder / ".work" / job.name).exists():
         return [job]
@@ -218,7 +216,7 @@ def _batch(job: Job, jobs: Sequence[Job], tried: set[str], folder: Path) -> list
 
 
 def _train(jobs: Sequence[Job], folder: Path, report: Report, over: Over, may_stop: bool) -> None:
-    """Train runs to their end, or until it is over, and write their cells."""
+    """Train runs to their end, or until the time is over, and write their cells."""
     runs, names = [job.config for job in jobs], [job.name for job in jobs]
     # A batch may be of one run, where no more fitted in memory.
     together = training.directory_together(folder, names, size=1).exists()

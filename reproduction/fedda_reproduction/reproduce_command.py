@@ -73,11 +73,11 @@ def reproduce_command(
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Run the experiments of the FedDA paper again, and print its numbers beside ours.
+    """Run the experiments of the FedDA paper again, and print its numbers and ours.
 
-    Every finished run is one file in the results folder and is never made again: the same command
-    continues after an interruption, more seeds add only those, and several processes or machines
-    may fill one folder.
+    Every finished run is one file in the results folder and is never made again. The same command
+    continues after an interruption. More seeds make only the new runs. Several processes or
+    machines may fill one folder.
     """
     from fedda.reports.runs import read_runs
     from fedda.simulate import devices
@@ -123,7 +123,7 @@ def reproduce_command(
 
 
 def _name_damaged(folder: Path) -> list[Cell]:
-    """Read the cells of the folder, and name the files that do not count."""
+    """Read the cells of the folder, and name damaged files."""
     from fedda_reproduction.paper import cells
 
     results = cells.read_all(folder)
@@ -145,7 +145,7 @@ def _list(chosen: list[Experiment], folder: Path, rounds: int | None) -> None:
 
 
 def _fill(runs: list[Config], folder: Path, seconds: float | None, quiet: bool) -> dict[str, str]:
-    """Make the missing runs. Returns why some could not be made."""
+    """Make the missing runs. Return the reasons why some could not be made."""
     from fedda_reproduction import reproduce
 
     def report(line: str) -> None:

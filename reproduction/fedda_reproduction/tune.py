@@ -5,10 +5,10 @@
     python -m fedda_reproduction.tune emnist --choose
 
 The rule: of every grid in `paper/tuning.toml`, the point with the lowest training loss, averaged
-over the last rounds and over the seeds. The test set is not looked at. The results of all points
-are written to reproduction/results/tuning/<task>/<algorithm>.json; such an algorithm is not trained
-again. When all are there, they choose src/fedda/tasks/presets/<task>-<model>.toml; --choose only
-does that.
+over the last rounds and over the seeds, is chosen. The test set is not used. The results of all
+points are written to reproduction/results/tuning/<task>/<algorithm>.json. An algorithm with such
+a file is not trained again. When all files exist, the chosen points are written to
+src/fedda/tasks/presets/<task>-<model>.toml; --choose does only this.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def base(task: str, name: str, **changes: Any) -> config.Config:
 
 
 def tune(task: str, name: str, folder: Path, **changes: Any) -> None:
-    """Train every point of an algorithm, and write the results, unless they are there."""
+    """Train every point of an algorithm and write the results, unless they exist."""
     study, path = STUDIES[task], folder / task / f"{name}.json"
     if path.exists():
         return
@@ -69,7 +69,7 @@ def tune(task: str, name: str, folder: Path, **changes: Any) -> None:
 
 
 def preset(task: str, folder: Path) -> str:
-    """Return the file of presets that the results of all algorithms choose."""
+    """Return the text of the presets file, from the results of all algorithms."""
     results = [json.loads(path.read_text()) for path in sorted((folder / task).glob("*.json"))]
     first = results[0]
     points = math.prod(map(len, first["grid"].values()))

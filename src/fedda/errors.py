@@ -7,9 +7,11 @@ import math
 import os
 import re
 import reprlib
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 
@@ -53,104 +55,18 @@ def unknown(kind: str, got: object, known: Iterable[str]) -> InputError:
     return InputError(f"unknown {kind} {shown(got)}. {hint}Known: {', '.join(names)}.")
 
 
-# The words of other libraries for our settings: what must be known for the advice to help, the
-# advice, and the words.
-_OTHER_WORDS = (
-    (
-        "client_lr",
-        "The learning rate of the clients is client_lr, that of the server is server_lr.",
-        "lr learning_rate rate step_size",
-    ),
-    (
-        "client_lr",
-        "The learning rate of the clients is client_lr.",
-        "eta_l client_learning_rate local_lr local_learning_rate lr_local lr_client",
-    ),
-    (
-        "server_lr",
-        "The learning rate of the server is server_lr.",
-        "eta eta_g server_learning_rate global_lr lr_server lr_global slr",
-    ),
-    (
-        "local_work",
-        "Epochs are counted by local_work, with local_unit=epochs.",
-        "epochs epoch local_epochs num_epochs n_epochs client_epochs client_epochs_per_round "
-        "local_num_epochs max_epochs",
-    ),
-    (
-        "local_work",
-        "Local steps are counted by local_work.",
-        "steps local_steps num_steps local_iterations local_num_steps",
-    ),
-    (
-        "batch",
-        "The number of examples in a mini-batch is batch.",
-        "batch_size batchsize client_batch_size local_batch_size bs",
-    ),
-    (
-        "rounds",
-        "The number of rounds is rounds.",
-        "num_rounds n_rounds num_server_rounds server_rounds comm_round comm_rounds total_rounds "
-        "max_rounds communication_rounds central_num_iterations",
-    ),
-    (
-        "cohort",
-        "The number of clients in a round is cohort.",
-        "clients_per_round num_clients_per_round client_num_per_round cohort_size min_fit_clients "
-        "sampled_clients clients_sampled",
-    ),
-    (
-        "cohort",
-        "The number of clients in a round is cohort, a whole number and not a share.",
-        "fraction_fit fraction_train client_fraction participation participation_rate "
-        "sample_fraction",
-    ),
-    (
-        "partition",
-        "The number of clients is clients.",
-        "num_clients n_clients client_num_in_total num_supernodes num_partitions",
-    ),
-    (
-        "partition",
-        "A Dirichlet partition is partition=dirichlet:ALPHA.",
-        "alpha dirichlet_alpha partition_alpha dirichlet",
-    ),
-    ("task", "Data and model are chosen by task and model.", "dataset data_set dataset_name"),
-    ("seed", "The seed is seed.", "random_seed random_state rng"),
-    (
-        "eval_every",
-        "The number of rounds between evaluations is eval_every.",
-        "frequency_of_the_test rounds_per_eval rounds_per_evaluation eval_freq eval_frequency "
-        "evaluation_frequency",
-    ),
-    ("beta1", "The momentum is beta1.", "momentum server_momentum client_momentum beta beta_1"),
-    (
-        "client_lr",
-        "Momentum is a part of the algorithm: fedopt-sgdm (FedAvgM) and fedda-sgdm have beta1.",
-        "momentum server_momentum client_momentum beta beta_1",
-    ),
-    ("beta2", "The decay of the second moment is beta2.", "beta_2"),
-    ("eps", "The constant that is added to the denominator is eps.", "tau epsilon"),
-    ("mu", "The weight of the proximal term is mu.", "proximal_mu prox_mu fedprox_mu"),
-    (
-        "client_lr",
-        "The optimisers are a part of the algorithm: fedda algorithms lists all of them.",
-        "optimizer optimiser client_optimizer server_optimizer federated_optimizer strategy",
-    ),
-)
-
-
 def unknown_setting(kind: str, name: str, known: Iterable[str]) -> InputError:
-    """The error for a setting that is not one of `known`; it translates other libraries' words."""
+    """Return the error for an unknown setting, with advice if another library has this name."""
     names = list(known)
-    for needed, advice, words in _OTHER_WORDS:
-        if needed in names and name.lower() in words.split():
-            return InputError(f"unknown {kind} {shown(name)}. {advice}")
+    file = Path(__file__).with_name("other_names.toml")
+    for advice in tomllib.loads(file.read_text(encoding="utf-8"))["advice"]:
+        if advice["if_known"] in names and name.lower() in advice["names"]:
+            return InputError(f"unknown {kind} {shown(name)}. {advice['text']}")
     return unknown(kind, name, names)
 
 
 def unknown_algorithm(name: object, labels: Mapping[str, str]) -> InputError:
-    """The error for a name that no algorithm has; `labels` are their names in publications."""
+    """Return the error for an unknown algorithm; `labels` are their names in publications."""
 
     def letters(text: str) -> str:
         return re.sub(r"[\W_]", "", text).lower()

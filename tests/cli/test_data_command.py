@@ -315,7 +315,7 @@ def test_data_show_says_where_counts_end(fedda, tmp_path):
             ["fetch", "emnist", "--mirror", "file:///tmp"],
             "expected an address such as https://host/folder/file",
         ),
-        (["fetch", "emnist", "--mirror", "http://127.0.0.1:9/x"], "--mirror URL, and files down"),
+        (["fetch", "emnist", "--mirror", "http://127.0.0.1:9/x"], "--mirror URL, or down"),
         (["import", "emnist", "nowhere"], "nowhere does not exist"),
         (["import", "emnist", "nowhere", "--label", "l"], "Leave out: --label"),
         (["import", "a/b", "nowhere"], "'a/b' cannot be the name of a data set"),

@@ -39,7 +39,7 @@ def test_a_saved_result_in_bfloat16_is_exported_exactly(fedda, tmp_path: Path):
     result = library.run("fedavg", model, clients, error, rounds=2, cohort=2, progress=False)
     result.save(tmp_path / "model.fedda")
     _, _, notes = fedda("export", "model.fedda", "model.npz")
-    assert "lack bfloat16: those arrays are written as float32, exactly" in notes
+    assert "lack bfloat16: these arrays are written as float32, exactly" in notes
     assert fedda("export", "model.fedda", "model.safetensors")[0] == 0
     kernel = np.asarray(result.params[0]["file"])
     with np.load(tmp_path / "model.npz", allow_pickle=False) as file:

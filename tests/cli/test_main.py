@@ -72,7 +72,7 @@ def test_a_wrong_command_has_one_suggestion(fedda):
             "cannot write to /proc/none (No such file or directory). Give another --out.",
         ),
         (["compare", "epz=1"], "unknown setting 'epz'. Did you mean eps"),
-        (["report", "."], "holds no metrics.jsonl"),
+        (["report", "."], "contains no metrics.jsonl"),
         (["algorithms", "fedadan"], "unknown algorithm 'fedadan'. Did you mean"),
         (["algorithms", "fedadam"], "unknown algorithm 'fedadam': FedAdam is fedopt-adam here."),
         (["run", "algorithm=fedavgm"], "FedAvgM is fedopt-sgdm here."),

@@ -310,10 +310,10 @@ def test_a_path_that_is_too_deep_is_refused(tmp_path, pack):
             tmp_path,
             "x.zip",
             zip_of({"a/" * 1500 + "b": b""}),
-            "or 100 folders within one another",
+            "or 100 nested folders",
         )
     else:
-        refused(tmp_path, "x.tar", content, "or 100 folders within one another")
+        refused(tmp_path, "x.tar", content, "or 100 nested folders")
 
 
 def test_unusual_zips_are_read_but_not_encrypted_ones(tmp_path):

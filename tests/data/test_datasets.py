@@ -309,7 +309,12 @@ def test_what_is_not_here_is_an_error_with_advice(name, words):
     [
         ("letters", "nowhere", {}, "nowhere does not exist. Expected"),
         ("letters", "empty", {}, "empty does not hold letters. Expected"),
-        ("letters", "raw", {"client": "c"}, "say themselves what they hold. Leave out: --client"),
+        (
+            "letters",
+            "raw",
+            {"client": "c"},
+            "have fixed columns: only tables of your own have options. Leave out: --client",
+        ),
         ("letters", "raw", {"features": ["f"]}, "Leave out: --feature"),
         ("mine", "raw", {}, r"does not hold mine \(the data sets known are letters, byhand\)"),
         ("a/b", "raw", {"client": "c", "label": "l"}, "cannot be the name"),
@@ -330,7 +335,7 @@ def test_what_cannot_be_imported_leaves_nothing(tmp_path, name, path, options, w
 def test_a_folder_of_other_files_is_never_replaced(tmp_path):
     """Such as the files to be imported themselves, if FEDDA_DATA is where they lie."""
     raw = folder_of(tmp_path / "root" / "letters", a_one="1")
-    with pytest.raises(InputError, match="holds files that are not of a data set of fedda"):
+    with pytest.raises(InputError, match="but it is not a data set of fedda"):
         datasets.import_files("letters", raw)
     assert (raw / "a.one").read_text() == "1"
 
@@ -378,7 +383,7 @@ def test_an_origin_of_wrong_types_is_none(tmp_path, origin):
     file.write_text(json.dumps(json.loads(file.read_text()) | {"origin": origin}))
     assert datasets.look("letters").origin == {}
     assert datasets.repair("letters").startswith("Delete ")
-    with pytest.raises(InputError, match="holds files that are not of a data set of fedda"):
+    with pytest.raises(InputError, match="but it is not a data set of fedda"):
         datasets.import_files("letters", raw)
 
 
@@ -454,7 +459,7 @@ def test_a_mirror_replaces_the_base_and_the_checksum_still_counts(remote, known)
     known["letters"] = Dataset("", (fake_reader("one"),), (elsewhere,))
     mirror = url.removesuffix("/file.tar.bz2")
     remote.content, right = remote.content[::-1], remote.content
-    with pytest.raises(InputError, match="is not the file expected"):
+    with pytest.raises(InputError, match="is not the expected file"):
         datasets.fetch_dataset("letters", mirror)
     remote.content = right
     assert content(datasets.fetch_dataset("letters", mirror)) == {"letters/a": 1, "letters/b": 2}

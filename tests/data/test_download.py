@@ -91,7 +91,7 @@ def test_a_part_that_is_whole_or_too_long(server, tmp_path):
     assert download.download(server.url, tmp_path, SHA256).read_bytes() == CONTENT
     (tmp_path / "file.bin").unlink()
     part.write_bytes(CONTENT + b"more")
-    with pytest.raises(InputError, match="was deleted: the same command downloads it again"):
+    with pytest.raises(InputError, match=r"was deleted\. The same command downloads it again"):
         download.download(server.url, tmp_path, SHA256)
     assert download.download(server.url, tmp_path, SHA256).read_bytes() == CONTENT
 
@@ -102,7 +102,7 @@ def test_wrong_bytes_are_deleted_and_told(server, tmp_path, resumed):
         cut_in_half(server, tmp_path)
     server.content = CONTENT[:-1] + b"?"
     found = hashlib.sha256(server.content).hexdigest()
-    with pytest.raises(InputError, match=f"{found} instead of {SHA256}. What was") as error:
+    with pytest.raises(InputError, match=f"{found} instead of {SHA256}. The download was") as error:
         download.download(server.url, tmp_path, SHA256)
     assert server.url in str(error.value)
     assert names(tmp_path) == set()
@@ -141,7 +141,7 @@ def test_a_slow_server_is_waited_for(server, tmp_path):
 
 def test_no_length_and_cut_is_found_by_the_checksum(server, tmp_path):
     server.length, server.cut_after = False, HALF
-    with pytest.raises(InputError, match="is not the file expected"):
+    with pytest.raises(InputError, match="is not the expected file"):
         download.download(server.url, tmp_path, SHA256)
     assert names(tmp_path) == set()
 

@@ -169,7 +169,7 @@ MODEL = fedda.Model(lambda key: random.normal(key, (3, 4)), lambda params, x: x 
     [(np.zeros(5), "float32 of shape ()"), (np.zeros((5, 2), int), "int32 of shape (2,)")],
 )
 def test_labels_that_are_none(y, got):
-    message = f"one whole number an example, the class label, for cross_entropy; got {got}"
+    message = f"the class of each example, a whole number, for cross_entropy; got {got}"
     with pytest.raises(InputError, match=re.escape(message)):
         fedda.run("fedavg", MODEL, [(client(5)[0], y)], cross_entropy, cohort=1)
 

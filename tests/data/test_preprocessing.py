@@ -193,5 +193,5 @@ def test_bag_of_words_against_counting(denominator):
 def test_bag_of_words_refuses_a_vocabulary_that_takes_padding_for_a_word():
     ids = jnp.zeros((1, 2), jnp.uint16)
     assert bag_of_words(ids, 65535, "all").shape == (1, 65535)
-    with pytest.raises(InputError, match="vocabulary of 65536 words and ranks of type uint16"):
+    with pytest.raises(InputError, match="vocabulary of 65536 words, but ranks of type uint16"):
         bag_of_words(ids, 65536, "all")

@@ -184,13 +184,13 @@ Y = ("user_data", "b", "y")
         (setting(*X, value=[0.5, 0.5]), "cannot reshape"),
         (setting(*X, value=[[0.5] * 392] * 2), r"'y' is int64 of the shape \(2,\), expected"),
         (setting(*X, value=[["0.5a"] * 784] * 2), "ValueError: could not convert string"),
-        (setting(*X, 1, 5, value=None), r"'x' has values that are not in 0\.\.1"),
-        (setting(*X, 1, 5, value=float("nan")), r"'x' has values that are not in 0\.\.1"),
+        (setting(*X, 1, 5, value=None), r"'x' has values outside of 0\.\.1"),
+        (setting(*X, 1, 5, value=float("nan")), r"'x' has values outside of 0\.\.1"),
         (setting(*X, 1, 5, value=1e300), "overflow"),
-        (setting(*X, 1, 5, value=-0.1), r"'x' has values that are not in 0\.\.1"),
-        (setting(*X, 1, 5, value=256), "has both fractions"),
-        (setting(*X, 1, 5, value=1.25), "has both fractions"),
-        (setting(*X, 1, 5, value=200), "has both fractions"),
+        (setting(*X, 1, 5, value=-0.1), r"'x' has values outside of 0\.\.1"),
+        (setting(*X, 1, 5, value=256), "has fractions, but the file has values above 1"),
+        (setting(*X, 1, 5, value=1.25), "has fractions, but the file has values above 1"),
+        (setting(*X, 1, 5, value=200), "has fractions, but the file has values above 1"),
     ],
 )
 def test_wrong_files_are_refused(tmp_path, damage, words):
@@ -204,7 +204,7 @@ def test_wrong_files_are_refused(tmp_path, damage, words):
 def test_a_client_id_that_is_no_text(tmp_path):
     for split in ("train", "test"):
         save(tmp_path / split / "a.json", table(writers(0, {"\ud800": 1}), divided))
-    refused(tmp_path, r"id '\\ud800' is not UTF-8")
+    refused(tmp_path, r"id '\\ud800' must be UTF-8")
 
 
 @pytest.mark.parametrize("bad", ["cut", "latin", "html", "list", "deep"])
@@ -226,4 +226,4 @@ def test_what_is_no_json_is_refused(tmp_path, bad):
 def test_a_writer_in_two_files_of_a_split(tmp_path):
     for file in ("train/a", "train/b", "test/a"):
         save(tmp_path / f"{file}.json", table(writers(0, {"a": 2}), divided))
-    refused(tmp_path, "'a' is given twice")
+    refused(tmp_path, "'a' occurs twice")

@@ -256,7 +256,7 @@ def without(row, name):
         (HEAD + question(1, "", "a", "b", "<t>") + TAIL, "number as OwnerUserId, got ''"),
         (HEAD + answer(1, 1, "a", "1.0") + TAIL, "number as ParentId, got '1.0'"),
         (HEAD + common(1, "1e0", 1, "a") + TAIL, "number as PostTypeId"),
-        (HEAD + GOOD + answer(1, 1, "a", 1) + TAIL, "row 2: the Id 1 is given twice"),
+        (HEAD + GOOD + answer(1, 1, "a", 1) + TAIL, "row 2: the Id 1 occurs twice"),
     ],
 )
 def test_damage_is_named_with_its_place(tmp_path, content, words):
@@ -302,7 +302,7 @@ def test_entities_that_grow_without_end_are_refused_or_end_the_child(tmp_path):
 
 def test_a_site_whose_name_is_not_utf8_is_refused(tmp_path):
     dump(tmp_path / "all" / os.fsdecode(b"caf\xe9"), *SMALL)
-    with pytest.raises(InputError, match=r"the client id 'caf\\udce9' is not UTF-8"):
+    with pytest.raises(InputError, match=r"the client id 'caf\\udce9' must be UTF-8"):
         imported(tmp_path / "all", tmp_path / "store")
 
 
@@ -356,7 +356,7 @@ def test_the_database_goes_with_its_source(tmp_path, monkeypatch, damaged):
     monkeypatch.setattr(sqlite3, "connect", noted)
     file = dump(tmp_path / "s", *SMALL, *SMALL[:damaged])
     if damaged:
-        with pytest.raises(InputError, match="is given twice"):
+        with pytest.raises(InputError, match="occurs twice"):
             stackexchange.read(file, "stackexchange")
     else:
         source = stackexchange.read(file, "stackexchange")

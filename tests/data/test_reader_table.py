@@ -198,7 +198,7 @@ def test_one_npz_file_for_each_client(tmp_path):
         npz(tmp_path / split / "nobody.npz", x=x[:0], y=np.array([], "U4"))
     npz(tmp_path / "test" / "only here.npz", x=x[:2], y=["side", "up"])
     source = read(tmp_path, "mine")
-    assert "one client for each file" in source.description
+    assert "One client for each file" in source.description
     train, test = (dict(source.splits[split]) for split in ("train", "test"))
     assert (train.keys(), test.keys()) == ({"anna", "7"}, {"anna", "7", "only here"})
     # The classes of both splits together: down, left, side, up.
@@ -390,7 +390,7 @@ def at(value, row, dtype=float):
         ({"y": np.zeros((10, 0))}, r"'y' has the shape \(10, 0\)"),
         ({"y": at(np.inf, 6)}, "column 'y' has inf in .*, row 6"),
         ({"y": at(np.nan, 5)[:, 1]}, "column 'y' has no value in .*, row 5"),
-        ({"client": np.arange(10) / 2}, "client 'client' holds float64.* client"),
+        ({"client": np.arange(10) / 2}, "client column 'client' holds float64.* client"),
         ({"client": np.array([b"\xff"] * 10)}, r"column 'client' has '\\udcff' in .*, row 0"),
         ({"client": np.array(["a"] * 9 + ["\ud800"])}, "column 'client' has .* in .*, row 9"),
     ],
@@ -424,17 +424,29 @@ def nulls(row, values):
         ({"note": list("abcdefghij")}, ["note"], "column 'note' holds 'a' in .*, row 0"),
         ({}, ["height", "heigth"], "unknown column 'heigth'. Did you mean height"),
         ({}, ["label"], "a column is named twice: client, label, label"),
-        ({"l": [[1, 2]] * 8 + [[1]] + [[1, 2]]}, ["l"], "column 'l' has a list in row 8"),
-        ({"l": [[1, 2]] * 5 + [[1]] * 5}, ["l"], "column 'l' has a list in row 5"),
-        ({"l": [[[1], [2]]] * 7 + [[[1], [2, 3]]] * 3}, ["l"], "column 'l' has a list in row 7"),
-        ({"l": [[1, 2]] * 7 + [[1, None]] * 3}, ["l"], "column 'l' has no value in row 7"),
-        ({"l": [[1, 2]] * 7 + [None] * 3}, ["l"], "column 'l' has no value in row 7"),
+        (
+            {"l": [[1, 2]] * 8 + [[1]] + [[1, 2]]},
+            ["l"],
+            "column 'l' has a list of another length in row 8",
+        ),
+        (
+            {"l": [[1, 2]] * 5 + [[1]] * 5},
+            ["l"],
+            "column 'l' has a list of another length in row 5",
+        ),
+        (
+            {"l": [[[1], [2]]] * 7 + [[[1], [2, 3]]] * 3},
+            ["l"],
+            "column 'l' has a list of another length in row 7",
+        ),
+        ({"l": [[1, 2]] * 7 + [[1, None]] * 3}, ["l"], "column 'l' has a missing value in row 7"),
+        ({"l": [[1, 2]] * 7 + [None] * 3}, ["l"], "column 'l' has a missing value in row 7"),
         ({"l": [[1, np.nan]] * 10}, ["l"], "column 'l' has nan in .*, row 0"),
         ({"l": [["a"]] * 10}, ["l"], "column 'l'"),
         ({"l": [[]] * 10}, ["l"], "column 'l'"),
         ({"l": [{"a": 1}] * 10}, ["l"], "column 'l' holds {'a': 1} in .*, row 0"),
-        ({"l": [[1, 2]] * 10}, ["l", "height"], "l, height are of both kinds"),
-        ({"client": HEIGHT}, (), "client 'client' holds float64"),
+        ({"l": [[1, 2]] * 10}, ["l", "height"], "got both kinds: l, height"),
+        ({"client": HEIGHT}, (), "client column 'client' holds float64"),
         ({"label": [{"a": 1}] * 10}, (), "column 'label' holds {'a': 1} in .*, row 0"),
     ],
 )
@@ -480,7 +492,9 @@ def test_files_of_clients_must_agree(tmp_path):
     with pytest.raises(InputError, match=r"b\.npz: 'x' has examples of the shape \(4,\)"):
         clients(tmp_path)
     npz(tmp_path / "b.npz", x=np.zeros((3, 2)), y=[0, 1, 2], client=["c", "c", "d"])
-    with pytest.raises(InputError, match=r"b\.npz has 'client', but the first file has not"):
+    with pytest.raises(
+        InputError, match=r"b\.npz has a column 'client', but the first file has none"
+    ):
         clients(tmp_path)
     npz(tmp_path / "b.npz", x=np.zeros((2, 2)), y=[0, 1, 2])
     with pytest.raises(InputError, match=r"b\.npz: 'x' has 2 rows, but 'y' has 3"):

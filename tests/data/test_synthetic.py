@@ -174,8 +174,8 @@ def test_same_seed_same_data():
         ({"clients": 0}, "clients must be a whole number of at least 1, got 0"),
         ({"seed": -1}, r"seed must be 0 or more and below 2\*\*32, got -1"),
         ({"seed": 2**32}, "seed must be"),
-        ({"iid": True}, "alpha must be 0 where all clients are alike, got 1"),
-        ({"iid": True, "alpha": 0}, "beta must be 0 where all clients are alike, got 1"),
+        ({"iid": True}, "alpha must be 0 if iid is true, got 1"),
+        ({"iid": True, "alpha": 0}, "beta must be 0 if iid is true, got 1"),
     ],
 )
 def test_bad_settings_are_refused(change, words):

@@ -131,12 +131,14 @@ def test_a_wrong_csv_file_is_refused(tmp_path, text, message):
 
 def test_another_encoding_is_refused_with_advice(tmp_path):
     path = csv(tmp_path / "t.csv", LINES + "é,1,2\n", "latin-1")
-    with pytest.raises(InputError, match=r"t\.csv is not UTF-8: it has the byte 0xe9 .*iconv"):
+    with pytest.raises(
+        InputError, match=r"t\.csv is not UTF-8: it has an unexpected byte 0xe9\..*iconv"
+    ):
         fedda.federation(path)
 
 
 def test_a_path_without_a_table_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"holds no table to train on\. Expected a table of your"):
+    with pytest.raises(InputError, match=r"holds no table to train on\. Expected a table"):
         fedda.federation(tmp_path)
     with pytest.raises(InputError, match=r"nowhere\.csv does not exist"):
         fedda.federation(tmp_path / "nowhere.csv")

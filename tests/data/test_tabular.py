@@ -208,7 +208,7 @@ def with_value(name, row, value):
         (with_value("age", 3, np.inf), {}, "column 'age' has inf in the table, row 3 (from 0)"),
         (with_value("age", 3, "old"), {}, "and 'old' in the table, row 3 (from 0), expected only"),
         ({"hospital": ["a"] * 400}, {}, "there is only one client, 'a'"),
-        ({"hospital": np.arange(400) / 7}, {}, "the client 'hospital' holds float64"),
+        ({"hospital": np.arange(400) / 7}, {}, "the client column 'hospital' holds float64"),
         ({"on": pd.date_range("2024", periods=400)}, {}, "column 'on' holds dates or times"),
         (
             {"on": ["2024-01-31"] * 399 + ["2024-02-01"]},
@@ -238,7 +238,7 @@ def test_two_columns_of_one_name_are_refused():
         ({}, "there are no rows"),
         ({"a": (np.ones((2, 1)), [0, 1])}, "there is only one client, 'a'"),
         ({"a": np.ones((2, 1))}, "client 'a' must be a pair (x, y), got ndarray."),
-        ({"a": (np.ones((2, 1)), [0])}, "client 'a': 'x' has 2 rows, but y has 1."),
+        ({"a": (np.ones((2, 1)), [0])}, "client 'a': 'x' has 2 rows, but 'y' has 1."),
         (
             {"a": (np.ones((2, 1)), [0, 1]), "b": (np.ones((2, 3)), [0, 1])},
             "client 'b': 'x' has examples of the shape (3,), but those of client 'a' have (1,).",

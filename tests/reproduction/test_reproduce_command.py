@@ -278,7 +278,7 @@ def test_help_speaks_of_runs(fedda):
         (["all", "--only", ""], "unknown algorithm or task of these experiments ''. Known"),
         (["all", "--only", "fedavg,"], "unknown algorithm or task of these experiments ''. Known"),
         (["--add"], "--add needs directories"),
-        (["--add", "nothing"], "nothing, which holds no metrics.jsonl at any depth; expected a"),
+        (["--add", "nothing"], "nothing, which contains no metrics.jsonl; expected a run"),
         (["digits", "--only", "fedavg", "--write"], "leave out --rounds and --only"),
         (["--write"], f"nothing to write about: {FOLDER}/cells holds no finished runs. Run fedda "),
         (["--report", "page"], f"nothing to write about: {FOLDER}/cells holds no finished runs."),

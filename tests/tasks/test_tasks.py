@@ -329,7 +329,7 @@ def test_files_that_name_no_clients_must_be_split(stores):
     store.write(stores / "emnist", source, {})
     with pytest.raises(InputError, match="imported from files that name no clients"):
         load("emnist")
-    with pytest.raises(InputError, match="say how many, with clients=100"):
+    with pytest.raises(InputError, match=r"needs their number\. Give it, for example clients=100"):
         load("emnist", partition="iid")
     assert load("emnist", partition="iid", clients=5).shards.num_clients == 5
 

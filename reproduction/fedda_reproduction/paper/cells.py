@@ -1,8 +1,8 @@
 """One small file for each finished run: `cells/<task>/<algorithm>-<hash>.json`.
 
-The hash identifies the run: everything in its configuration that decides its numbers, and the data.
-So a run that two tables need is one file, and any machine can add files. A file also holds a
-checksum of itself, so that a file that was cut off, changed or renamed is noticed.
+The hash identifies the run: all settings that its numbers depend on, and the data. So a run that
+two tables need is one file, and any machine can add files. A file also contains its own checksum,
+so a truncated, changed or renamed file is detected.
 """
 
 import dataclasses
@@ -101,14 +101,14 @@ class Cell:
 
 
 def _optional() -> dict[str, Any]:
-    """Fields that identify a run only where they differ from their default, with that default."""
+    """Return the default of fields that identify a run only if they differ from it."""
     fields = {field.name: field.default for field in dataclasses.fields(Config)}
     names = fields.keys() & configs.FIELDS.keys() - IDENTIFYING - COMPUTATION
     return {name: fields[name] for name in names}
 
 
 def identity(config: Config) -> dict[str, Any]:
-    """Return the settings that decide the numbers of a run. 1 and 1.0 are one number."""
+    """Return the settings that the numbers of a run depend on. 1 and 1.0 are the same."""
     dropped = LATER | _optional()
     return {
         name: int(value) if isinstance(value, float) and value.is_integer() else value
@@ -118,12 +118,12 @@ def identity(config: Config) -> dict[str, Any]:
 
 
 def key(config: Config) -> str:
-    """Return one text for all configurations with the same numbers."""
+    """Return a text that is the same for all configurations with the same numbers."""
     return json.dumps(identity(config), sort_keys=True)
 
 
 def group(config: Config) -> str:
-    """Return one text for the runs that one line of a table sums up: any seed and precision."""
+    """Return a text that is the same for all runs of a row of a table: any seed and precision."""
     return key(dataclasses.replace(config, seed=0, precision=""))
 
 
@@ -185,9 +185,9 @@ def write(
 
 
 def _late(rows: Sequence[dict[str, Any]], last: int) -> list[dict[str, Any]]:
-    """Return the evaluations of the last rounds up to `last`, one a round at most.
+    """Return the evaluations of the last rounds up to `last`, at most one for each round.
 
-    The evaluation before the first of these rounds is not among them.
+    The evaluation before the first of these rounds is left out.
     """
     return [row for row in rows if last - averaged(last) < row["round"] <= last]
 

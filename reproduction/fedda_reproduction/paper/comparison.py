@@ -38,7 +38,7 @@ def runs(
     finished: Iterable[Cell],
     key: Callable[[Entry], Any] = lambda entry: entry.algorithm,
 ) -> dict[Any, list[Cell]]:
-    """Return the finished runs of an experiment: those of the most seeds, where kinds differ."""
+    """Return the finished runs of an experiment. Of several precisions, the one with most seeds."""
     entries = experiments()[name].entries
     return {
         key(entry): max(lists, key=len) for entry, lists in variants(entries, finished) if lists
@@ -46,7 +46,7 @@ def runs(
 
 
 def end(cell: Cell, at: int | None = None) -> float:
-    """Return the result of a run; minus infinity where it was not finite."""
+    """Return the result of a run, or minus infinity if it is not finite."""
     value = cell.mean(at)
     return -math.inf if value is None else value
 
@@ -63,14 +63,14 @@ def best(results: Mapping[str, list[Cell]], ours: bool) -> str | None:
 
 
 def pairs(ours: Sequence[Cell], theirs: Sequence[Cell]) -> list[tuple[Cell, Cell]]:
-    """Return the runs of shared seeds and data: a seed decides the start and the cohorts."""
+    """Return the pairs of runs with the same seed and data, so with the same start and cohorts."""
     other = {(cell.config.seed, cell.data): cell for cell in theirs}
     keys = [(cell.config.seed, cell.data) for cell in ours]
     return [(cell, other[key]) for cell, key in zip(ours, keys, strict=True) if key in other]
 
 
 def margin(ours: Sequence[Cell], theirs: Sequence[Cell]) -> Interval:
-    """Return by how much one method ends above another, over shared seeds."""
+    """Return how much higher one method ends than another, over shared seeds."""
     return interval([end(one) - end(other) for one, other in pairs(ours, theirs)])
 
 
@@ -143,7 +143,7 @@ def columns(table: str, finished: Sequence[Cell]) -> list[Column]:
 
 
 def reached(cell: Cell, threshold: float) -> float:
-    """Return the round in which a metric crossed a threshold, between evaluations by a line."""
+    """Return the round in which a metric reached a threshold, interpolated between evaluations."""
     points = [(row["round"], row[cell.content["metric"]]) for row in cell.rows()]
     points = [(number, value) for number, value in points if value is not None]
     first = next((i for i, (_, value) in enumerate(points) if value >= threshold), None)
@@ -154,9 +154,9 @@ def reached(cell: Cell, threshold: float) -> float:
 
 
 def saved(ours: Cell, theirs: Cell, threshold: float | None = None) -> float:
-    """Return the share of rounds saved up to a threshold, or up to most of each run's own result.
+    """Return the share of rounds saved until a threshold, or until 0.95 of each run's own result.
 
-    A run that never arrives counts as arriving at its end.
+    A run that never reaches it counts with all its rounds.
     """
     rounds = [
         min(reached(run, ARRIVED * end(run) if threshold is None else threshold), run.config.rounds)
@@ -166,9 +166,9 @@ def saved(ours: Cell, theirs: Cell, threshold: float | None = None) -> float:
 
 
 def same_order(paper: Sequence[float], ours: Sequence[float]) -> tuple[int, int]:
-    """Count the pairs in which our numbers are in the paper's order, and all pairs it orders.
+    """Count the pairs of numbers with the same order as in the paper, and all ordered pairs.
 
-    No pair counts where our best is under half of the paper's: then all runs failed.
+    If our best number is below half of the paper's, all runs failed, and no pair agrees.
     """
     both = list(zip(paper, ours, strict=True))
     ordered = [(x, y) for x, y in itertools.combinations(both, 2) if x[0] != y[0]]
@@ -177,7 +177,7 @@ def same_order(paper: Sequence[float], ours: Sequence[float]) -> tuple[int, int]
 
 
 def late_spread(seeds: Sequence[Cell], rounds: int) -> float:
-    """Return the standard deviation of the metric over the last rounds, in the mean over runs."""
+    """Return the standard deviation of the metric over the last rounds, averaged over runs."""
     spreads = []
     for cell in seeds:
         first = cell.config.rounds - rounds

@@ -13,7 +13,7 @@ CORRECTIONS: list[dict[str, Any]] = tomllib.loads(_TEXT)["correction"]
 
 
 def missing_in(finished: Iterable[Cell]) -> list[dict[str, Any]]:
-    """Return the corrections that some of these cells were made before."""
+    """Return the corrections that are missing in some of these cells."""
     runs = list(finished)
     return [each for each in CORRECTIONS if any(_lacks(cell, each) for cell in runs)]
 

@@ -1,7 +1,7 @@
 """The experiments of the paper, and a few of our own, as lists of runs: `experiments.toml`.
 
-The rates of the methods are in `settings/<task>.toml`, each with its source. A method that is not
-there has those of our presets.
+The rates of the methods are in `settings/<task>.toml`, each with its source. Other methods have the
+rates of our presets.
 """
 
 import itertools
@@ -19,7 +19,7 @@ from fedda_reproduction.paper import methods, published
 
 FILE = Path(__file__).with_name("experiments.toml")
 FEDDA = ("fedda-sgdm", "fedda-adam", "fedda-adagrad")
-# The experiments in which every method of the paper was tuned by one rule.
+# The experiments in which all methods of the paper were tuned by the same rule.
 TUNED = {"emnist": "tuned-emnist", "cifar100": "tuned-cifar100", "stackexchange": "table5"}
 METHOD_TABLES = ("table2", "table3", "table4", "table5")
 
@@ -82,7 +82,7 @@ def _experiment(name: str, table: Mapping[str, Any], content: Mapping[str, Any])
 def _entries(
     runs: Mapping[str, Any], content: Mapping[str, Any], several_tasks: bool
 ) -> Iterable[Entry]:
-    """One entry for each task, algorithm and value of a table of runs."""
+    """Return an entry for each task, algorithm and value of a table of runs."""
     names = runs["algorithms"]
     if isinstance(names, str):
         every = methods.ordered(algorithms.names())
@@ -110,7 +110,7 @@ def _entries(
 
 
 def _pairs(number: int, base: Mapping[str, Any]) -> Iterable[Entry]:
-    """A table of pairs of rates, EMNIST first: its runs are the shortest."""
+    """Return the entries of a table of pairs of rates. EMNIST is first, with the shortest runs."""
     lines = published.lines(f"table{number:02}")
     for line in sorted(lines, key=lambda line: line["dataset"] != "EMNIST"):
         task = published.TASKS[line["dataset"]]
@@ -122,7 +122,7 @@ def _pairs(number: int, base: Mapping[str, Any]) -> Iterable[Entry]:
 
 
 def _values(task: str, algorithm: str, base: Mapping[str, Any], tuned: bool) -> dict[str, Any]:
-    """The settings of a run; where rates are published, nothing comes from our presets."""
+    """Return the settings of a run. With published rates, our presets are not used."""
     rates = {} if tuned else methods.settings(task).get(algorithm, {})
     if rates:
         rates = algorithms.defaults(algorithm) | rates
@@ -130,11 +130,11 @@ def _values(task: str, algorithm: str, base: Mapping[str, Any], tuned: bool) -> 
 
 
 def chosen(names: Iterable[str], only: Sequence[str] = ()) -> list[Experiment]:
-    """Return the experiments with these names, `all` for every one, as far as `only` keeps them.
+    """Return experiments by name, restricted to `only`. The name `all` means all experiments.
 
     Args:
         names: Names of experiments.
-        only: Names of algorithms and tasks to keep; all are kept if none is named.
+        only: Names of algorithms and tasks to keep. By default all are kept.
 
     Raises:
         InputError: A name is unknown, or no run has all that `only` names.

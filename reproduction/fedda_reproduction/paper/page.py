@@ -1,18 +1,18 @@
-"""The page of a results folder, `README.md`: prose by hand, tables and numbers filled in by name.
+"""The page of a results folder, `README.md`. The text is written by hand, numbers are filled in.
 
-A place is a pair of comments, `<!-- table: NAME -->...<!-- end -->`; `number` is the other kind.
-`fedda reproduce --write` replaces what stands between the two. Names of tables are those of
+A place is a pair of comments, `<!-- table: NAME -->...<!-- end -->` or `<!-- number: NAME -->...`.
+`fedda reproduce --write` replaces the text between them. Names of tables are those of
 experiments (`table2`), of claims (`F5`) and of `Filler.tables`. A number is one of
 
 - `runs`: how many runs are finished;
 - `F5 CIFAR-100`: a number of the check of a claim;
 - `table2/FedAvg`: the mean over seeds of a run, by the name of its experiment and its label;
-- `table2/FedOpt, SGDM - table2/FedDA, SGDM`: by how many points the first ends above the second,
+- `table2/FedOpt, SGDM - table2/FedDA, SGDM`: how many points higher the first ends than the second,
   over shared seeds.
 
 Verdicts are written by hand, in a table whose lines begin with `| F5 |` and have the verdict in the
-third column. They are compared with the computed ones, not replaced, because the prose beside them
-has to follow.
+third column. They are compared with the computed ones but not replaced, because the text about them
+must change too.
 """
 
 import re
@@ -106,7 +106,7 @@ class Filler:
         return comparison.runs(experiment, self.finished, lambda entry: entry.label)[label]
 
     def outdated(self, text: str) -> list[str]:
-        """Return what is wrong with the verdicts that are written by hand."""
+        """Return a message for each verdict on the page that differs from the computed one."""
         return [
             f"README.md says that {name} is {word}, and the numbers say {self.checks[name].verdict}"
             ": write its verdict and what was found again."
@@ -116,7 +116,7 @@ class Filler:
 
 
 def write(folder: Path) -> list[str]:
-    """Fill the page of a results folder. Returns what is wrong with the verdicts on it."""
+    """Fill the page of a results folder. Return a message for each outdated verdict."""
     filler = Filler(folder)
     text = filler.page()
     write_whole(folder / "README.md", text)

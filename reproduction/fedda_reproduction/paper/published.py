@@ -1,9 +1,9 @@
-"""The numbers that were printed: the tables of the FedDA paper, and FedOpt's own results.
+"""Published numbers: the tables of the FedDA paper, and the results of the FedOpt paper.
 
-`tables/tableNN.csv` is table NN as printed. `tables/fedopt.csv` is what Reddi et al. (2021) report
-for methods that the FedDA paper ran again: means over the last 100 rounds. Others cite the same
-numbers: for CIFAR-100 Flower (its baseline of that paper), for FedAvg also FedML, which cites that
-of EMNIST too (benchmark/README.md). The other three of EMNIST are from memory of the paper.
+`tables/tableNN.csv` is table NN as printed. `tables/fedopt.csv` has the results of Reddi et al.
+(2021) for methods that the FedDA paper ran again: means over the last 100 rounds. Flower (its
+baseline of that paper) cites the same numbers for CIFAR-100, and FedML (benchmark/README.md) cites
+those of FedAvg on CIFAR-100 and EMNIST. The other three numbers of EMNIST are from memory.
 """
 
 import csv
@@ -12,7 +12,7 @@ from pathlib import Path
 
 OPTIMISERS = ("sgdm", "adam", "adagrad")
 
-# The tasks here that stand for the paper's data sets. Stack Exchange is not the paper's data.
+# Our tasks for the paper's data sets. Stack Exchange replaces Stack Overflow.
 TASKS = {"CIFAR-100": "cifar100", "EMNIST": "emnist", "Stack Overflow": "stackexchange"}
 
 

@@ -27,8 +27,8 @@ Values = dict[float, list[float]]  # of several seeds, by the horizontal axis
 def write(folder: Path, directory: Path) -> list[Path]:
     """Write `results.html`, and its figures as PNG.
 
-    The page is `README.md` of the folder with its places filled. A figure stands in the place of
-    each comment `<!-- figure: NAME -->`, where there is something to draw of that experiment.
+    The page is `README.md` of the folder with its places filled. A figure replaces each comment
+    `<!-- figure: NAME -->`, if the experiment has something to draw.
 
     Returns:
         The paths of the files, the page first.
@@ -54,7 +54,7 @@ def write(folder: Path, directory: Path) -> list[Path]:
 
 
 def _html(markdown: str) -> str:
-    """Markdown as HTML, with tables that scroll and headings that can be linked to."""
+    """Convert Markdown to HTML, with scrolling tables and headings that can be linked to."""
     text: str = MarkdownIt("commonmark").enable("table").render(re.sub("<!--.*?-->", "", markdown))
     text = re.sub("(<table>.*?</table>)", r"<div class='scroll'>\1</div>", text, flags=re.DOTALL)
 
@@ -75,7 +75,7 @@ def draw(name: str, finished: Sequence[Cell]) -> dict[str, list[Panel]]:
 
 
 def _training(name: str, finished: Sequence[Cell], key: str) -> list[Panel]:
-    """Every method of a table by round, with a panel for each optimiser."""
+    """Return the metric of all methods of a table by round, with a panel for each optimiser."""
     runs, panels = comparison.runs(name, finished), []
     for optimiser, column in comparison.optimiser_columns(name).items():
         ran = [algorithm for algorithm in column if algorithm in runs]
@@ -90,9 +90,9 @@ def _training(name: str, finished: Sequence[Cell], key: str) -> list[Panel]:
 
 
 def _full_batches(finished: Sequence[Cell]) -> list[Panel]:
-    """The last half of tuned runs of the best FedDA and the best other, with a panel per task.
+    """Return the last half of tuned runs of the best FedDA and the best other method, by task.
 
-    Lines with full-batch rounds at the end are thick; beside them, the same methods without.
+    Runs with full-batch rounds at the end have thick lines, those without have thin lines.
     """
     panels = []
     for task, name in TUNED.items():
@@ -111,7 +111,7 @@ def _full_batches(finished: Sequence[Cell]) -> list[Panel]:
 
 
 def _varied(name: str, finished: Sequence[Cell]) -> list[Panel]:
-    """FedDA's results against a setting, with a panel for each task that has two points."""
+    """Return FedDA's results by a setting, with a panel for each task that has two points."""
     points: dict[str, dict[str, Values]] = {}
     content: dict[str, Any] = {}
     for entry, lists in comparison.variants(experiments()[name].entries, finished):
@@ -151,7 +151,7 @@ def _curve(name: str, values: Values) -> Curve:
 
 
 def _by_round(seeds: Sequence[Cell], key: str) -> Values:
-    """The evaluations at equal distances: the many of the last rounds are for means."""
+    """Return the regular evaluations, without the additional ones of the last rounds."""
     values: Values = {}
     for cell in seeds:
         for row in cell.rows():
@@ -162,9 +162,9 @@ def _by_round(seeds: Sequence[Cell], key: str) -> Values:
 
 
 def _y_range(curves: Sequence[Curve], higher: bool) -> tuple[float, float] | None:
-    """The range of the better half of the methods, without the beginning.
+    """Return the range of the better half of the methods, without the beginning.
 
-    Methods that fail, and the untrained model, would flatten all others against an edge.
+    Failed methods and the untrained model would need most of the axis.
     """
     ended = [curve for curve in curves if math.isfinite(curve.mean[-1])]
     ended.sort(key=lambda curve: curve.mean[-1], reverse=higher)

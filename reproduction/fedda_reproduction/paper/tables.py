@@ -1,4 +1,4 @@
-"""Tables of finished runs: the paper's numbers beside ours, FedDA beside the best other, tuning."""
+"""Tables of finished runs: the paper's numbers and ours, FedDA and the best others, tuning."""
 
 import math
 import re
@@ -31,7 +31,7 @@ TUNING = {
 
 
 def markdown(rows: Rows) -> str:
-    """Return a table in Markdown, or a dash for a table without rows; numbers to the right."""
+    """Return a table in Markdown with numbers on the right, or a dash if it has no rows."""
     if not rows:
         return "-"
     columns = zip(*(row.values() for row in rows), strict=True)
@@ -40,7 +40,7 @@ def markdown(rows: Rows) -> str:
 
 
 def text(value: Interval | float | None) -> str:
-    """Return a number as the tables show it."""
+    """Format a number for a table."""
     if value is None:
         return "-"
     if isinstance(value, float):
@@ -56,10 +56,10 @@ def text(value: Interval | float | None) -> str:
 def rows(
     experiment: Experiment, finished: Iterable[Cell], rounds: int | None = None
 ) -> list[dict[str, str]]:
-    """Return a row for each run of an experiment over its seeds, beside the published numbers.
+    """Return a row for each run of an experiment over its seeds, with the published numbers.
 
-    Runs that were not made yet have a row, too. Runs that differ in precision or data are separate
-    rows. Columns of published numbers are left out where there are none.
+    Missing runs have a row, too. Runs that differ in precision or data are separate rows. Columns
+    without published numbers are left out.
     """
     made = []
     for entry, lists in comparison.variants(experiment.entries, finished, rounds):
@@ -128,7 +128,7 @@ def section(experiment: Experiment, finished: Sequence[Cell]) -> str:
 
 
 def fedda_columns(finished: Sequence[Cell]) -> Rows:
-    """FedDA beside the best other method in every column of the paper's tables of methods."""
+    """Compare FedDA with the best other method in every column of the paper's tables of methods."""
     made = []
     for table in METHOD_TABLES:
         printed = {entry.algorithm: entry.paper or 0.0 for entry in experiments()[table].entries}
@@ -163,7 +163,7 @@ def _result(seeds: Sequence[Cell]) -> str:
 
 
 def tuning(folder: Path) -> Rows:
-    """The lowest training loss of each method's grid, methods down and tasks across."""
+    """Return the lowest training loss of each method's grid, with a column for each task."""
     best_points: dict[str, dict[str, Any]] = {}
     for path in sorted(folder.glob("tuning/*/*.json")):
         try:
@@ -194,14 +194,14 @@ def tuning(folder: Path) -> Rows:
 
 
 def corrections_of(finished: Sequence[Cell]) -> Rows:
-    """The corrections that some of these runs were made before."""
+    """Return the corrections that are missing in some of these runs."""
     names = ("runs", "defect")
     missing = corrections.missing_in(finished)
     return [{name: correction[name] for name in names} for correction in missing]
 
 
 def sources(finished: Sequence[Cell]) -> Rows:
-    """The runs, data and devices of each task."""
+    """Return the runs, data and devices of each task."""
     by_task: dict[str, list[dict[str, Any]]] = {}
     for cell in finished:
         by_task.setdefault(cell.config.task, []).append(cell.content)

@@ -1,9 +1,8 @@
-"""Train the runs of cells: one in a run directory, or several of one program together.
+"""Train the missing runs: one run, or several runs of one program together.
 
-Unfinished work is in `.work` of the results folder: `<cell>/` is the run directory of one run, and
-`together-<hash>/` that of several. The settings of the latter are the names of their cells in
-order, and its checkpoints have arrays that are stacked over them. Only the same runs, in the same
-order, continue from there.
+Unfinished runs are in `.work` of the results folder: `<cell>/` is the run directory of one run, and
+`together-<hash>/` that of several. The settings of the latter are the names of the cells, and its
+checkpoints have stacked arrays. Only the same runs, in the same order, can resume from it.
 """
 
 import contextlib
@@ -46,7 +45,7 @@ class Stopped(Exception):  # noqa: N818 - nothing is wrong
 
 
 def program(config: Config) -> str:
-    """Return one text for all runs that one compiled program can train together."""
+    """Return a text that is the same for all runs that one program can train together."""
     options = algorithms.options(config.algorithm)
     traced = {name for name in config.chosen if name not in options} | {"seed"}
     fixed = {name: value for name, value in cells.identity(config).items() if name not in traced}
@@ -65,7 +64,7 @@ def title(*runs: Config) -> str:
 
 
 def pays_together(config: Config) -> bool:
-    """Return whether runs of this program train faster together, and can be trained so."""
+    """Return whether runs of this program can be trained together, and are then faster."""
     problem, setup, _ = experiment.prepare(config)
     parameters = tree.size(problem.model.shapes())
     return parameters <= SMALL and setup.host_rounds is None and problem.final is None
@@ -88,7 +87,7 @@ def begun_together(folder: Path) -> dict[Path, list[str]]:
 
 
 def tidy(folder: Path) -> None:
-    """Delete what is left in `.work` of runs that are finished."""
+    """Delete the directories of finished runs in `.work`."""
     done = {path.stem for path in (folder / "cells").glob("*/*.json")}
     for path, names in begun_together(folder).items():
         if {*names} <= done:  # they came to their end in other company
@@ -99,10 +98,9 @@ def tidy(folder: Path) -> None:
 
 
 def with_memory(config: Config) -> Config:
-    """Give client memory its share of an accelerator, which changes no number.
+    """Raise `memory_gb` on an accelerator if all client memory then fits. Results do not change.
 
-    Only if all of it then fits: a part that is fetched from the host needs room twice, and more of
-    it makes nothing faster.
+    Client memory on the host would need space on the device twice, without being faster.
     """
     free = free_memory.of_devices(jax.devices()[:1])
     if jax.devices()[0].platform == "cpu" or math.isinf(free):
@@ -116,7 +114,7 @@ def train_one(config: Config, folder: Path, name: str, report: Report, over: Ove
     """Train one run, from its last checkpoint if it has one, and write its cell.
 
     Raises:
-        Stopped: It was over at an evaluation.
+        Stopped: The time was over at an evaluation.
     """
     directory = folder / ".work" / name
 
@@ -150,7 +148,7 @@ def train_together(
     A batch continues from its last checkpoint.
 
     Raises:
-        Stopped: It was over at an evaluation, of which there is a checkpoint.
+        Stopped: The time was over at an evaluation. There is a checkpoint of it.
     """
     compiled = compile_seconds()
     problem, setup, _ = experiment.prepare(runs[0])

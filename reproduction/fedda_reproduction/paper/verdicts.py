@@ -1,8 +1,8 @@
 """Check the claims of the paper against finished runs: a verdict and the numbers behind it.
 
 F1 to F4 and F13 are about mathematics: `fedda theory` measures them and writes `theory.json`. The
-times of F14 are those of `fedda bench`, as the seconds of cells depend on what else the machine
-did. Everything else is computed from the cells. What the verdicts mean in words is written by hand
+times of F14 are from `fedda bench`, because the seconds of cells depend on other programs of the
+machine. Everything else is computed from the cells. The text about the verdicts is written by hand
 in the `README.md` of the results.
 """
 
@@ -22,7 +22,7 @@ from fedda_reproduction.paper.cells import Cell
 from fedda_reproduction.paper.experiments import FEDDA, TUNED, Entry, experiments
 from fedda_reproduction.paper.methods import OPTIMISER_NAMES, TASKS, label
 
-# The values that FedDA is timed to (F5), as the paper's "turning points" are not defined.
+# The values that runs must reach (F5), because the paper's "turning points" are not defined.
 THRESHOLDS = {
     "table2": (0.30, 0.35, 0.40, 0.45),
     "table3": (0.75, 0.80, 0.82, 0.84),
@@ -47,7 +47,7 @@ class Verdict(enum.StrEnum):
 
 
 class Check(NamedTuple):
-    """The verdict on a claim, numbers to quote, and a table of what it follows from."""
+    """The verdict on a claim, numbers to quote, and a table of the evidence."""
 
     verdict: Verdict
     numbers: Mapping[str, str] = {}
@@ -72,14 +72,14 @@ def checks(finished: Sequence[Cell], theory: File = None, bench: File = None) ->
 
 
 def decided(cases: Sequence[bool], needed: int) -> Verdict:
-    """Judge a claim by the cases in which it is true or not; `needed` cases would be all."""
+    """Return the verdict on a claim from whether it is true in each case; `needed` is all cases."""
     if not all(cases):
         return Verdict.PARTLY if any(cases) else Verdict.NOT
     return Verdict.CONFIRMED if len(cases) >= needed else Verdict.OPEN
 
 
 def _gain(ours: Sequence[Cell], theirs: Sequence[Cell]) -> str:
-    """By how much one method ends above another, over shared seeds."""
+    """Format how much higher one method ends than another, over shared seeds."""
     if not comparison.pairs(ours, theirs):
         return "-"
     mean, half = comparison.margin(ours, theirs)
@@ -143,7 +143,7 @@ def _cost(finished: Sequence[Cell], bench: File) -> Check:
 
 
 def _faster(finished: Sequence[Cell]) -> Check:
-    """By the rounds to fixed values, against the methods that reach the lowest of them."""
+    """Compare the rounds to fixed values, with the methods that reach the lowest of them."""
     table, shares, won = [], {}, []
     for name, goals in THRESHOLDS.items():
         runs, entries = comparison.runs(name, finished), experiments()[name].entries
@@ -173,10 +173,10 @@ def _faster(finished: Sequence[Cell]) -> Check:
 def _race(
     runs: Mapping[str, list[Cell]], fedda: str, column: Sequence[str], goals: Sequence[float]
 ) -> list[tuple[float, float]]:
-    """For each rival and seed, the share of rounds saved to the goals, and to the run's own end.
+    """Return the share of rounds saved to the goals, and to the run's own end, for each other run.
 
-    A method that fails is no rival: it would make all others fast. By its own end it arrives at
-    once, so a FedDA that fails has saved nothing there.
+    Methods that fail are left out, because any method is faster than they are. A FedDA that fails
+    saves nothing to its own end, which it would reach at once.
     """
     return [
         (
@@ -204,7 +204,7 @@ def _best(finished: Sequence[Cell], *names: str) -> Check:
 
 
 def tuned_margins(finished: Sequence[Cell]) -> list[dict[str, str]]:
-    """A table of FedDA's margins to the best other method, where all are tuned by one rule."""
+    """Return FedDA's margins to the best other method, with all methods tuned by the same rule."""
     table = []
     for task, name in TUNED.items():
         tuned, full = (comparison.runs(table, finished) for table in (name, f"recommended-{task}"))
@@ -225,12 +225,12 @@ def tuned_margins(finished: Sequence[Cell]) -> list[dict[str, str]]:
 
 
 def _by(name: str) -> Callable[[Entry], tuple[str, str, Any]]:
-    """A key for runs that vary one setting."""
+    """Return a key for runs that differ in one setting."""
     return lambda entry: (entry.task, entry.algorithm, entry.values.get(name, entry.at))
 
 
 def _local_iterations(finished: Sequence[Cell]) -> Check:
-    """Over the seeds that all numbers of local iterations share."""
+    """Compare numbers of local iterations, over the seeds that all of them share."""
     runs = comparison.runs("figure5", finished, _by("local_work"))
     rises, collapses = [], []
     for task, algorithm in dict.fromkeys(key[:2] for key in runs):
@@ -259,7 +259,7 @@ def _more_rounds(finished: Sequence[Cell]) -> Check:
 
 
 def _sensitivity(finished: Sequence[Cell]) -> Check:
-    """By pairs of rates, as several numbers of the paper are equal; by chance half would agree."""
+    """Compare the order of pairs of rates. By chance, half of the pairs would agree."""
     table, agreed, ordered = [], 0, 0
     for name, task in itertools.product(RATES, ("emnist", "cifar100")):
         runs = comparison.runs(name, finished, lambda entry: entry.label)
@@ -279,7 +279,7 @@ def _sensitivity(finished: Sequence[Cell]) -> Check:
 
 
 def _full_batches(finished: Sequence[Cell]) -> Check:
-    """By the spread of the metric over the rounds that are full-batch ones, or would be."""
+    """Compare the spread of the metric over the last rounds, with and without full batches."""
     table, calmer, higher = [], [], []
     runs = comparison.runs("stabilise", finished, _by("stabilise"))
     compared = [
@@ -313,7 +313,7 @@ def _full_batches(finished: Sequence[Cell]) -> Check:
 
 
 def _momentum(finished: Sequence[Cell]) -> Check:
-    """Momentum must help, in runs of shared seeds, and more than local momentum does."""
+    """Compare FedDA's momentum with none and with local momentum, over shared seeds."""
     runs = comparison.runs("ablation", finished, lambda entry: entry.label)
     table, helped = [], []
     for task, algorithm in itertools.product(("emnist", "cifar100"), FEDDA):

@@ -112,7 +112,7 @@ def federated_orders(problems: Problem, name: str) -> dict[str, Any]:
 
 
 def nearer_after_rounds(problems: Problem, eta: float, rounds: int) -> dict[str, list[float]]:
-    """Return the share of problems in which local momentum ends nearer to SGDM than FedDA."""
+    """Return the share of problems in which local momentum ends closer to SGDM than FedDA."""
     shares = {}
     for T in LOCAL_STEPS:
         error = partial(federated_error, problems, eta=eta, local=T, rounds=rounds)

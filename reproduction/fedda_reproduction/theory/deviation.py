@@ -6,8 +6,8 @@ With `u` = sum p_i H_i (g_i - g) and `v` = H (g - m(0)) at the start, and while 
     decoupled:  |sum p_i m_i(t) - m(t)| = eta |A(t) u + B(t) v|
 
 where A(t) = (1 - beta) sum_{s<t} beta^(t-1-s) s, and B(t) has b(s) = beta (1 - beta^s) / (1 - beta)
-in place of s. As 0 < B < A for t > 1, local momentum is nearer if v = 0 or <u, v> >= 0; and if
-clients are alike, u = 0: local momentum is exact and decoupled momentum is not.
+in place of s. As 0 < B < A for t > 1, local momentum is closer if v = 0 or <u, v> >= 0. If clients
+have the same data, u = 0: local momentum is exact and decoupled momentum is not.
 
 F4 is about the rate lambda+ of the paper's bound for local momentum. If a client's Hessian has the
 eigenvalue -L_g, the deviation of local momentum solves
@@ -114,9 +114,9 @@ def over_bound(distances: Floats, first: Floats, bounds: Floats, eta: float) -> 
     """Return the largest distance over the paper's bound C eta t² / 2 for decoupled momentum.
 
     C = L_g (2 G + |m(0)|), where L_g = 1 and G bounds gradients: it follows from
-    |W_i - W| <= (2 G + |m(0)|) tau. Local momentum keeps the same bound: m_i and m start alike, so
-    that |m_i - m| <= 2 G. With the factor 1 - beta, which the paper loses on the way, both bounds
-    are C eta t at most.
+    |W_i - W| <= (2 G + |m(0)|) tau. The bound holds for local momentum too: m_i and m start at the
+    same value, so |m_i - m| <= 2 G. With the factor 1 - beta, which the paper's proof drops, both
+    bounds are at most C eta t.
     """
     bound = (2 * bounds + first)[:, None] * eta * np.arange(1, distances.shape[-1]) ** 2 / 2
     return {

@@ -1,4 +1,4 @@
-"""Everything that `fedda theory` measures, as one record of plain numbers."""
+"""All measurements of `fedda theory`, as one record of plain numbers."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""The claims and the page: hand-written text in `templates/`, filled with the record's numbers."""
+"""The claims and the page, from hand-written templates and the numbers of the record."""
 
 import tomllib
 from collections.abc import Iterable
@@ -55,6 +55,6 @@ def listed(pattern: str, rows: Iterable[Any]) -> str:
 
 
 def by_steps(rows: list[Row]) -> str:
-    """Format how often local momentum is nearer for every T, averaged over settings."""
+    """Format how often local momentum is closer for every T, averaged over settings."""
     shares = [(T, *(100 * end for end in average(rows, key))) for T, key in NEARER.items()]
     return listed("{1:.3g} % [{2:.3g}, {3:.3g}] (T = {0})", shares)

@@ -50,9 +50,9 @@ def _verdict(*conditions: bool) -> str:
 
 
 def _nearer_verdict(rows: Sequence[Row]) -> str:
-    """Judge whether FedDA is nearer, from the share of problems with local nearer per setting.
+    """Return the verdict on whether FedDA is closer than local momentum.
 
-    A setting counts for the majority of its problems, and up to a fifth of settings may differ.
+    The majority of its problems decides a setting, and up to a fifth of settings may differ.
     """
     for_fedda = fmean(row[key][0] < 0.5 for row in rows for key in NEARER.values())
     return HOLDS if for_fedda > 0.8 else FAILS if for_fedda < 0.2 else IN_PART
@@ -79,7 +79,7 @@ def average(rows: Iterable[Row], key: str) -> list[float]:
 
 
 def fedda_nearer(rows: Iterable[Row]) -> list[Row]:
-    """Return the settings in which FedDA's momentum is nearer in most problems, at some T."""
+    """Return the settings in which FedDA's momentum is closer in most problems, for some T."""
     return [row for row in rows if any(row[key][0] < 0.5 for key in NEARER.values())]
 
 

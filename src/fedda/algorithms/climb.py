@@ -18,13 +18,14 @@ loss breaks the constraint:
 
 `clients` is the size of the whole population. The multipliers follow the losses at this round's
 `W` and change the weights from the next round on. The divisor has no `w_i`, so the weights of a
-cohort do not sum to 1 and the length of a step depends on who is drawn. `eps` has the units of
-the loss, and its published default of 1 is large: if all losses are below 1, every multiplier
-stays 0.
+cohort do not sum to 1, and the length of a step depends on which clients are drawn. `eps` has the
+units of the loss, and its published default of 1 is large: if all losses are below 1, every
+multiplier stays 0.
 
-The authors' code asks all clients for their losses once in five rounds. Here the cohort is asked
-in every round, and its mean stands for the mean of all. The lower bound of 0 for `w_i` is our
-addition: below it, `W` would move away from what a client has learnt.
+The authors' code measures the losses of all clients in every fifth round. Here the cohort measures
+its losses in every round, and their mean is an estimate of the mean over all clients. The lower
+bound of 0 for `w_i` is our addition: with a negative `w_i`, `W` would move in the direction
+opposite to the client's update.
 
 Option:
     weighting  examples: `p_i = N_i`. uniform: `p_i = 1`, as in the authors' code.
@@ -67,7 +68,7 @@ class State(NamedTuple):
 class Memory(NamedTuple):
     multiplier: Array  # lambda_i
     loss: Array  # l_i
-    measured: Array  # 1 between the two exchanges of a round, else 0: whether l_i is this round's
+    measured: Array  # 1 between the two exchanges of a round, else 0: whether l_i is of this round
 
 
 class Message(NamedTuple):
@@ -124,8 +125,8 @@ def send_loss(hp: Hyper, state: State) -> Array:
 def update_multiplier(
     hp: Hyper, task: Task, mean_loss: Array, memory: Memory, shard: Shard, key: Array
 ) -> tuple[Array, Memory, Seen]:
-    # Whoever was lost in the first exchange has no loss of this round, and is lost in this one; but
-    # on Flower, who was lost in the second of its last round too still has the loss of that one.
+    # A client that was lost in the first exchange has no loss of this round. NaN makes its upload
+    # invalid. On Flower, it may still have the loss of an earlier round, which must not be used.
     loss = jnp.where(memory.measured > 0, memory.loss, jnp.nan)
     ascent = hp.dual_lr / shard.num_clients * (loss - mean_loss - hp.eps)
     multiplier = jnp.clip(memory.multiplier + ascent, 0, LARGEST)

@@ -25,11 +25,11 @@ Options (all):
               `m = 0` and upload `beta1^T` too, and the server adds `beta1^T M`, which gives the
               same numbers because `m` is linear in `M`. Half as much goes down, and every upload
               depends on this round alone.
-    momentum  kept: as above. restarted: `M <- 0` after every round, an ablation. The momentum has
-              to grow again, so the server takes shorter steps.
+    momentum  kept: as above. restarted: `M <- 0` after every round, an ablation. The momentum must
+              then grow again in every round, so the server takes shorter steps.
 Options (adam, adagrad):
     units     grad: `s = server_lr client_lr` and `e = eps`, as printed. delta: `s = server_lr`
-              and `e = eps / client_lr`, the units of FedOpt, whose momentum is one of model
+              and `e = eps / client_lr`, as in FedOpt, whose momentum is a mean of model
               differences.
     gradient  momentum: `G` as above. sum: `G` is the sum of the round's gradients, an ablation.
 Option (adam):
@@ -37,12 +37,12 @@ Option (adam):
               step if all gradients since the start of the run had been 1. With `T` steps on every
               client, that is the mean of `1 - beta1^k` over `k = r T + 1 .. r T + T`.
 
-Readings, where the paper is ambiguous or misprinted. The exponents of the bias corrections are
-`r + 1`; the printed `r` divides by 0 in the first round. The step divides by the root of the
-corrected new `V`; the paper prints both forms, and only this one makes a full round one step of
-Adam. `P = beta1 M + (1 - beta1) G` defines `G`; it is printed without `M`. ``client_lr`` enters
-once, at the server or in the momentum, not twice. Both means are over the cohort, weighted by
-`N_i`. `eps` is added outside the root.
+Our interpretation, where the paper is ambiguous or misprinted: the exponents of the bias
+corrections are `r + 1`; the printed `r` divides by 0 in the first round. The step divides by the
+root of the corrected new `V`; the paper prints both forms, and only this one makes a full-batch
+round one step of Adam. `P = beta1 M + (1 - beta1) G` defines `G`; it is printed without `M`.
+``client_lr`` is applied once, at the server or in the momentum, not twice. Both means are over the
+cohort, weighted by `N_i`. `eps` is added outside the root.
 
 Weighting: by the number of examples. Clients keep nothing; the server keeps `W`, `M` (and `V`,
 `r`).
@@ -94,8 +94,8 @@ class State(NamedTuple):
     params: PyTree
     momentum: PyTree
     second: PyTree = ()  # V
-    rounds: PyTree = ()  # r, as a floating-point number: it is only ever an exponent
-    unfilled: PyTree = ()  # the weight that M still gives to its start, 0
+    rounds: PyTree = ()  # r, as a floating-point number, because it is an exponent
+    unfilled: PyTree = ()  # the weight of the initial value 0 in M
 
 
 class Message(NamedTuple):
@@ -138,8 +138,8 @@ def work(
     batches = task.batches(shard, key)
     zero = tree.zeros_like(message.params)
     m = message.momentum if sends == "both" else zero
-    # P is in S and m, and w in W and S: the steps need not carry them. Nor may S be taken from w,
-    # where steps that are small beside w are lost: P, a difference, would change its sign.
+    # P follows from S and m, and w from W and S, so the steps do not carry them. S is not computed
+    # from w: small steps are lost in the rounding of w, and P, a difference, could change its sign.
     (S, m), seen = local.steps(step, (zero, m), batches)
     steps = jnp.asarray(batches.steps, jnp.result_type(float))
     decay = hp.beta1**steps if count_steps or sends == "model" else ()
@@ -148,7 +148,7 @@ def work(
 
 
 def mean(sends: Sends, state: State, total: local.Weighted) -> Upload:
-    """Return the mean upload, with what M adds to the momenta of clients that do not know it."""
+    """Return the mean upload. If clients do not get M, its part of their momenta is added."""
     upload: Upload = local.mean(total)
     if sends == "both":
         return upload

@@ -20,7 +20,7 @@ it need not keep it; a model with dropout draws new noise. In the paper all clie
 mean is plain and ``server_lr`` is 1 (WilliamYi96/VR-ProxSkip, main_0002.py, and
 zuangwang/fedrecu, trainers.py, read it so). From memory of the paper, unchecked: batches are
 full, and `e K_i` is the same for all clients, where `K_i` is the number of local steps. Sampled
-cohorts, mini-batches and the weights `N_i` are added here for federations with many clients.
+cohorts, mini-batches and the weights `N_i` are our additions, for federations with many clients.
 
 Options:
     rate         step: `e = client_lr`. total: `e = client_lr / K_i`.
@@ -95,7 +95,7 @@ def make(
         batches, lr = task.batches(shard, key), jnp.asarray(hp.client_lr)
         if rate == "total":
             steps = jnp.asarray(batches.steps, lr.dtype)
-            lr = lr / jnp.maximum(steps, 1)  # an empty client takes none
+            lr = lr / jnp.maximum(steps, 1)  # a client without examples takes no steps
         if same_batch == "no":
             full = task.full_gradient(server.params, shard, key)
 

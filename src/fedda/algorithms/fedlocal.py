@@ -66,11 +66,11 @@ class AdaGrad(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """The state of a client's optimiser, which lives for one round."""
+    """The state of a client's optimiser in one round."""
 
     first: PyTree = ()  # u
     second: PyTree = ()  # v
-    steps: PyTree = ()  # k, as a floating-point number: it is only ever an exponent
+    steps: PyTree = ()  # k, as a floating-point number, because it is an exponent
 
 
 class Optimiser(NamedTuple):
@@ -78,27 +78,27 @@ class Optimiser(NamedTuple):
 
     Hyper: type[Any]
     beta: Callable[[Any], ArrayLike]
-    start: Callable[[PyTree], tuple[Moments, PyTree]]  # the moments, and a zero like p
+    start: Callable[[PyTree], tuple[Moments, PyTree]]  # the moments, and zeros of the shape of p
     step: Callable[[Any, Moments, PyTree], tuple[PyTree, Moments, PyTree]]
     # (hp, moments, g) -> (direction, moments, p)
-    counts: bool = False  # p, and so A_i, depend on the number of steps alone
+    counts: bool = False  # whether p, and so A_i, depend only on the number of steps
 
 
 class Upload(NamedTuple):
     moved: PyTree  # y - W, or D_i
-    inverse: PyTree = ()  # 1 / A_i; a Counter if it depends on the number of steps alone
+    inverse: PyTree = ()  # 1 / A_i; a Counter if it depends only on the number of steps
 
 
 Correction = Literal["joint", "local", "none"]
 
 
 def divide(x: PyTree, y: PyTree) -> PyTree:
-    """`x / y`, and 0 where `y` is; but not of what is not finite, which must stay so."""
+    """Return `x / y`, or 0 where `y` is 0. Non-finite entries of `x` stay non-finite."""
     return jax.tree.map(lambda x, y: jnp.where(y == 0, 0 * x, x / y), x, y)
 
 
 def damped_root(hp: Any, v: PyTree) -> PyTree:
-    """`sqrt(v) + eps`."""
+    """Return `sqrt(v) + eps`."""
     return jax.tree.map(lambda leaf: jnp.sqrt(leaf) + jnp.asarray(hp.eps, leaf.dtype), v)
 
 
@@ -138,10 +138,10 @@ def federated(optimiser: Optimiser, correction: Correction) -> Algorithm:
 
 
 def sgdm(correction: Correction = "joint") -> Algorithm:
-    """FedLocal+SGDM (Wang et al. 2021): clients run SGDM, and their progress is made comparable."""
+    """FedLocal+SGDM (Wang et al. 2021): clients run SGDM, corrected for their steps."""
 
     def start(params: PyTree) -> tuple[Moments, PyTree]:
-        # One number for each array: p, q and A are the same in all its entries.
+        # One number for each array, because p, q and A are the same for all its entries.
         zero = jax.tree.map(lambda leaf: jnp.zeros((), leaf.dtype), params)
         return Moments(first=tree.zeros_like(params)), zero
 
@@ -155,7 +155,7 @@ def sgdm(correction: Correction = "joint") -> Algorithm:
 
 
 def adam(correction: Correction = "joint") -> Algorithm:
-    """FedLocal+Adam (Wang et al. 2021): clients run Adam, and their progress is made comparable."""
+    """FedLocal+Adam (Wang et al. 2021): clients run Adam, corrected for their steps."""
 
     def start(params: PyTree) -> tuple[Moments, PyTree]:
         zeros = tree.zeros_like(params)
@@ -173,7 +173,7 @@ def adam(correction: Correction = "joint") -> Algorithm:
 
 
 def adagrad(correction: Correction = "joint") -> Algorithm:
-    """FedLocal+AdaGrad (Wang et al. 2021): clients run AdaGrad, their progress made comparable."""
+    """FedLocal+AdaGrad (Wang et al. 2021): clients run AdaGrad, corrected for their steps."""
 
     def start(params: PyTree) -> tuple[Moments, PyTree]:
         zeros = tree.zeros_like(params)
@@ -196,5 +196,5 @@ variants = {
         adagrad, "FedLocal+AdaGrad", PAPER, "clients run AdaGrad", down=1, up=2
     ),
 }
-# With the joint correction, beta = 0 is FedAvg only if all clients take equally many steps.
+# With the joint correction, beta = 0 is FedAvg only if all clients take the same number of steps.
 reductions = [Reduction("fedlocal-sgdm", {"beta": 0.0}, "fedavg", options={"correction": "none"})]

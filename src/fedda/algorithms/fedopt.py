@@ -15,8 +15,8 @@
 
 Option (adam, adagrad, yogi):
     form      paper: `s = server_lr`, without bias correction, and `v` starts at `tau²`, the least
-              that the paper allows. keras: as in the authors' code. `v` starts at 0 and, for Adam
-              and Yogi after `r` rounds,
+              value that the paper allows. keras: as in the authors' code. `v` starts at 0 and, for
+              Adam and Yogi after `r` rounds,
               `s = server_lr sqrt(1 - beta2^(r+2)) / (1 - beta1^(r+2))`, which corrects the bias
               of `m` and `v` and leaves `tau` as it is ("epsilon hat"). The exponent is not
               `r + 1`: that code creates the optimiser's state by an update with a zero gradient,
@@ -29,8 +29,8 @@ Option (sgdm):
               default.
 
 The default rates and `tau` are the best that the authors found for EMNIST characters (their code,
-optimization/docs/hyperparameters.md). The paper form is algorithm 2 of the paper, read as others
-read it: `v` starts at `tau²` or above (conflux-fl/conflux-fl,
+optimization/docs/hyperparameters.md). The paper form is algorithm 2 of the paper, as other
+implementations interpret it: `v` starts at `tau²` or above (conflux-fl/conflux-fl,
 crates/conflux-core/src/optimization.rs; wenh06/fl-sim), `beta1` is 0.9 and `beta2` is 0.99
 (conflux-fl; Flower). The mean is plain in the paper and weighted by the number of examples in the
 authors' code.
@@ -92,7 +92,7 @@ class State(NamedTuple):
     params: PyTree
     momentum: PyTree = ()  # m
     second: PyTree = ()  # v
-    rounds: PyTree = ()  # r, as a floating-point number: it is only ever an exponent
+    rounds: PyTree = ()  # r, as a floating-point number, because it is an exponent
 
 
 Form = Literal["paper", "keras"]
@@ -104,7 +104,7 @@ def with_server(
     init: Callable[[Any, PyTree], State],
     merge: Callable[[Any, State, local.Weighted], State],
 ) -> Algorithm:
-    """FedAvg's clients with this server."""
+    """Return FedAvg's clients with this server."""
     return Algorithm(Hyper=Hyper, init=init, phases=(Phase(fedavg.send, fedavg.work, merge),))
 
 
@@ -114,7 +114,7 @@ def start_of_second(hp: Any, form: Form, params: PyTree) -> PyTree:
 
 
 def adaptive_step(hp: Any, rate: ArrayLike, params: PyTree, m: PyTree, v: PyTree) -> PyTree:
-    """Params + rate m / (sqrt(v) + tau)."""
+    """Return params + rate m / (sqrt(v) + tau)."""
     return tree.axpy(rate, tree.over_root(m, v, hp.tau), params)
 
 
@@ -151,7 +151,7 @@ def adagrad(form: Form = "paper") -> Algorithm:
 
 
 def adam_like(second: Second, form: Form) -> Algorithm:
-    """Adam and what differs from it only in how v is updated."""
+    """Return Adam with this update of v."""
     keras = form == "keras"
 
     def init(hp: Any, params: PyTree) -> State:
@@ -164,7 +164,7 @@ def adam_like(second: Second, form: Form) -> Algorithm:
         v = second(hp, state.second, tree.square(delta))
         rate, rounds = hp.server_lr, state.rounds
         if keras:
-            updates = rounds + 2  # this one, and the one with a gradient of zero
+            updates = rounds + 2  # including this one and the first one, with a zero gradient
             rate = rate * jnp.sqrt(1 - hp.beta2**updates) / (1 - hp.beta1**updates)
             rounds = rounds + 1
         return State(adaptive_step(hp, rate, state.params, m, v), m, v, rounds)
@@ -178,7 +178,7 @@ def adam(form: Form = "paper") -> Algorithm:
 
 
 def yogi(form: Form = "paper") -> Algorithm:
-    """FedYogi (Reddi et al. 2021): Adam at the server, whose v moves by steps of D² alone."""
+    """FedYogi (Reddi et al. 2021): Adam at the server, but v changes by at most (1 - beta2) D²."""
 
     def second(hp: Any, v: PyTree, squares: PyTree) -> PyTree:
         signed = jax.tree.map(lambda v, square: square * jnp.sign(v - square), v, squares)
@@ -196,7 +196,7 @@ variants = {
     "fedopt-adagrad": Variant(adagrad, "FedAdagrad", PAPER, "AdaGrad at the server", down=1, up=1),
     "fedopt-yogi": Variant(yogi, "FedYogi", PAPER, "Yogi at the server", down=1, up=1),
 }
-# FedAvg's default rates are others, so they are given.
+# FedAvg has other default rates.
 _rates = {"client_lr": 0.1, "server_lr": 1.0}
 reductions = [
     Reduction("fedopt-sgdm", {"beta1": 0.0} | _rates, "fedavg", _rates),

@@ -75,12 +75,12 @@ class Adam(NamedTuple):
 
 
 class State(NamedTuple):
-    """The model and the state of the clients' optimiser: kept, sent, trained and averaged alike."""
+    """The model and the state of the clients' optimiser, which are averaged in the same way."""
 
     params: PyTree
     momentum: PyTree = ()  # m
     second: PyTree = ()  # v
-    steps: PyTree = ()  # t, as a floating-point number: it is only ever an exponent
+    steps: PyTree = ()  # t, as a floating-point number, because it is an exponent
 
 
 Step = Callable[[Any, State, PyTree], State]  # (hp, state, gradient) -> state
@@ -97,7 +97,7 @@ def merge(hp: Any, state: State, total: local.Weighted) -> State:
 
 
 def averaged(Hyper: type[Any], init: Callable[[Any, PyTree], State], step: Step) -> Algorithm:
-    """Clients that take this step, and a server that averages all of its state."""
+    """Return clients that take this step, and a server that averages the whole state."""
 
     def work(
         hp: Any, task: Task, message: State, memory: PyTree, shard: Shard, key: Array

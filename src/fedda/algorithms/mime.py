@@ -41,8 +41,8 @@ Option (adam, adagrad):
 JedMills/FedGBO (optimizers.py, fl_algs.py) reads the paper in the same way: `U` and `V` of SGDM
 and Adam (frozen), ``server_lr`` of 1 and plain means of the `c_i` and the `y_i`; but its `v`
 starts at 1. All its runs of Adam have `beta2 = 0.99` and `eps = 1e-3`. From memory of the paper,
-unchecked: that these are its numbers, that `beta` and `beta1` are 0.9, and AdaGrad, in whose
-place FedGBO has RMSProp.
+unchecked: the same values of `beta2` and `eps`, `beta` and `beta1` of 0.9, and AdaGrad, instead of
+which FedGBO has RMSProp.
 
 Weighting: by the number of examples. Clients keep nothing; the server keeps `W` and `s`.
 Communication, in models: 2 down, 2 up (mimelite-sgdm, mimelite-adagrad); 3 down, 2 up
@@ -87,7 +87,7 @@ class AdaGrad(NamedTuple):
 class Statistics(NamedTuple):
     momentum: PyTree = ()
     second: PyTree = ()
-    rounds: PyTree = ()  # r, where U needs it; a floating-point number, as it is an exponent
+    rounds: PyTree = ()  # r, if U needs it; a floating-point number, because it is an exponent
 
 
 class Base(NamedTuple):

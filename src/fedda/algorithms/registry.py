@@ -1,7 +1,7 @@
-"""The algorithms of this folder, found by name: a new one is one new file, listed nowhere.
+"""The algorithms of this folder, by name. A new algorithm is a new file, without a list to edit.
 
-A module offers `variants`, a dictionary from names to `Variant` records. It may declare
-`reductions`, identities that the tests check.
+A module defines `variants`, a dictionary from names to `Variant` records. It may define
+`reductions`, special cases that equal another algorithm, which the tests check.
 """
 
 import importlib
@@ -32,8 +32,8 @@ class Variant(NamedTuple):
         summary: What the algorithm does, in a few words.
         down: How many models a client receives in a round, with the default options.
         up: How many models it sends.
-        unbiased: Whether it converges to the optimum of the federation's loss however many local
-            steps clients take.
+        unbiased: Whether it converges to the optimum of the federation's loss for any number of
+            local steps.
     """
 
     make: Callable[..., Algorithm]
@@ -46,7 +46,7 @@ class Variant(NamedTuple):
 
 
 class Reduction(NamedTuple):
-    """`name` with these hyper-parameters (and options) is `other` with `other_hyper`."""
+    """A special case: `name` with these hyper-parameters and options equals `other`."""
 
     name: str
     hyper: Mapping[str, float]
@@ -107,7 +107,7 @@ def settings(algorithm: str | Algorithm, chosen: Mapping[str, Any]) -> tuple[str
 
 
 def all_settings(name: str) -> dict[str, Any]:
-    """Return the options and hyper-parameters of an algorithm under any options, with defaults."""
+    """Return all options and hyper-parameters that an algorithm can have, with their defaults."""
     known = defaults(name)
     for option, values in options(name).items():
         for value in values:
@@ -127,9 +127,7 @@ class Setting(NamedTuple):
     name: str
     default: str
     may_be: str
-    condition: (
-        str  # the option that brings it, as `form=keras`; empty if the algorithm always has it
-    )
+    condition: str  # the option that it needs, such as `form=keras`; empty if it needs none
 
 
 def described(algorithm: str | Algorithm) -> list[Setting]:
@@ -137,7 +135,7 @@ def described(algorithm: str | Algorithm) -> list[Setting]:
     found: dict[str, Setting] = {}
     known = options(algorithm)
     choices = [(option, value) for option, values in known.items() for value in values]
-    for option, value in [("", ""), *choices]:  # an option may bring settings
+    for option, value in [("", ""), *choices]:  # an option may have more settings
         Hyper = configure(algorithm, {option: value} if option else {})[0].Hyper
         for setting, domain in domains(Hyper).items():
             default = f"{Hyper._field_defaults[setting]:.3g}"
@@ -150,7 +148,7 @@ def described(algorithm: str | Algorithm) -> list[Setting]:
 
 
 def get(name: str, **chosen: str) -> Algorithm:
-    """Return the algorithm with a name. Equal requests return the same record.
+    """Return an algorithm by name. Equal arguments return the same record.
 
     Args:
         name: One of `names()`.
@@ -223,12 +221,12 @@ def hyper(name: str, algorithm: Algorithm, values: Mapping[str, Any]) -> Any:
 def configure(
     algorithm: str | Algorithm, chosen: Mapping[str, Any], also_known: Iterable[str] = ()
 ) -> tuple[Algorithm, Any]:
-    """Return an algorithm and its `Hyper` from a mix of options and hyper-parameters.
+    """Return an algorithm and its `Hyper` from options and hyper-parameters.
 
     Args:
         algorithm: A name, or a record of the user.
         chosen: Options and hyper-parameters by name.
-        also_known: Other names that the user of a wrong one may have meant.
+        also_known: More names to suggest instead of a wrong one.
 
     Raises:
         InputError: A name or value is wrong.

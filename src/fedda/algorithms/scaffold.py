@@ -25,9 +25,9 @@ With ``reduction="sum"``, `g_i(y; batch)` is `b` times a mean for a batch of `b`
 II divides the sum of the `K_i` gradients by the sum of `b / B`. The paper prints II as
 `c_i+ = c_i - c + (W - y) / (K_i client_lr)`, which is the same number, with cancellation.
 
-A `c_i` is kept for long: if the local steps of one client diverge once, its large `c_i` is
-subtracted from every step of its next visit, which can then ruin the model. So SCAFFOLD needs a
-lower ``client_lr`` than FedAvg, and the more so the more rarely clients are visited.
+A client keeps its `c_i` until its next visit. If its local steps diverge once, the large `c_i` is
+subtracted from all its steps of the next visit, which can ruin the model. So SCAFFOLD needs a lower
+``client_lr`` than FedAvg, especially if clients are visited rarely.
 
 Options:
     control    II or I, as above. The paper finds I more stable at times and II cheaper, and uses
@@ -89,7 +89,7 @@ def init(hp: Hyper, params: PyTree) -> State:
 
 
 def memory(hp: Hyper, params: PyTree) -> PyTree:
-    """c_i, which has the shape of the model, not its values."""
+    """Return c_i, which has the shape of the model."""
     return tree.zeros_like(params)
 
 
@@ -123,7 +123,7 @@ def work(
     start = (server.params, tree.zeros_like(own), jnp.zeros(()))
     (y, total, shares), seen = local.steps(step, start, task.batches(shard, key))
     if control == "II":
-        new = tree.scale(1 / jnp.where(shares > 0, shares, 1), total)  # an empty client takes none
+        new = tree.scale(1 / jnp.where(shares > 0, shares, 1), total)  # 0 steps without examples
     else:
         new = task.full_gradient(server.params, shard, key)
     one = jnp.ones(())
@@ -136,7 +136,7 @@ def work(
 def merge(hp: Hyper, state: State, total: Upload) -> State:
     return State(
         tree.axpy(hp.server_lr, local.mean(total.change).moved, state.params),
-        tree.add(state.control, total.change.sum.control),  # a sum over all rounds, no mean
+        tree.add(state.control, total.change.sum.control),  # a sum over all rounds, not a mean
         state.weight + total.change.weight,
         state.uploads + total.clients.value,
     )

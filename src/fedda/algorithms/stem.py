@@ -15,10 +15,9 @@ step of every client in the next round, so the server sends `X` and `D` and not 
 not move along its last `d`, so a round of `T` local steps moves `T` times. Where clients differ
 in the number of their steps, `t_r` is a mean and need not be a whole number.
 
-In the first round, `t_r = 0`, clients upload the gradient of all their examples at `X` as their
-`d`: one step of time without a move. So `D` is the full-batch gradient of a cohort, as the method
-demands. Later rounds do not pay for that pass: it is inside a loop that then runs 0 times. `X`
-starts at the initial `W`.
+In the first round (`t_r = 0`), clients do not move. They upload the gradient of all their examples
+at `X` as their `d`, which counts as one step. So `D` is the full-batch gradient of a cohort, as the
+method requires. `X` starts at the initial `W`.
 
 Option:
     schedule  constant: `eta_t = client_lr` and `a_t = a`. theory:
@@ -67,7 +66,7 @@ class Theory(NamedTuple):
 class Point(NamedTuple):
     x: PyTree  # where the last gradient was taken
     direction: PyTree
-    time: Array  # the number of steps; a mean of such numbers at the server
+    time: Array  # the number of steps; at the server, the mean of these numbers
 
 
 class State(NamedTuple):
@@ -120,7 +119,7 @@ def work(
     first, batches = start.time == 0, task.batches(shard, key)
     batches = batches._replace(steps=jnp.where(first, 0, batches.steps))
     end = local.steps(step, start, batches, maybe_none=True)
-    # A loop, since a choice between two results would compute both where runs train together.
+    # A loop of 0 or 1 steps: `lax.cond` would compute both results if runs are trained together.
     (x, direction, time), seen = lax.fori_loop(0, first.astype("int32"), begin, end)
     upload = Upload(tree.sub(x, start.x), direction, local.Counter(time - start.time))
     return local.weighted(shard, upload), memory, seen
@@ -152,7 +151,7 @@ variants = {
     )
 }
 reductions = [
-    Reduction(  # a schedule that stands still: eta = kappa / w^(1/3), a = c eta²
+    Reduction(  # sigma2 = 0 makes the schedule constant: eta = kappa / w^(1/3), a = c eta²
         "stem",
         {"kappa": 0.2, "w": 8.0, "sigma2": 0.0, "c": 30.0},
         "stem",

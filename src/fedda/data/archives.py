@@ -1,9 +1,8 @@
 """Unpack archives of data sets.
 
-This runs in a child process with limits on memory and time (`sandbox.py`), so only two things need
-care here: what is written, and where. Bytes are counted as they are decompressed. Only plain files
-and folders are made, so that nothing can be written through a link, and `tarfile` and `zipfile`
-keep them inside the folder.
+This runs in a child process with limits on memory and time (`sandbox.py`). Here, only the written
+files are limited. Bytes are counted while they are decompressed. Only plain files and folders are
+created, so nothing is written through a link, and `tarfile` and `zipfile` keep them in the folder.
 """
 
 import bz2
@@ -20,7 +19,7 @@ from fedda.errors import InputError
 
 LIMIT = 20 * 10**9  # bytes
 MEMBERS = 100_000
-DEPTH = 100  # folders within one another, which are removed by recursion
+DEPTH = 100  # nested folders
 
 Progress = Callable[[int], None]  # called with the bytes unpacked so far
 
@@ -45,7 +44,7 @@ def is_archive(path: Path) -> bool:
 def unpack(
     archive: Path, into: Path, limit_bytes: int = LIMIT, progress: Progress = lambda unpacked: None
 ) -> None:
-    """Unpack an archive into a folder, which may hold a part of it after an error."""
+    """Unpack an archive into a folder. After an error, the folder may contain some of its files."""
     into.mkdir(parents=True, exist_ok=True)
     suffixes = [suffix.lower() for suffix in archive.suffixes[-2:]]
     with parsing(archive):
@@ -56,7 +55,7 @@ def unpack(
             stream = _Counted(archive, file, limit_bytes, progress)
             if {".tar", ".tgz", ".tbz2", ".txz"} & set(suffixes):
                 _unpack_tar(stream, into)
-                while stream.read(_CHUNK):  # to the end, where a cut or a wrong checksum shows
+                while stream.read(_CHUNK):  # to the end, to find a truncation or wrong checksum
                     pass
             else:
                 with open(into / archive.stem, "wb") as target:
@@ -67,7 +66,7 @@ def unpack(
 
 
 class _Counted:
-    """A stream of decompressed bytes that ends in an error where there are too many."""
+    """A stream of decompressed bytes, which raises an error if there are too many."""
 
     def __init__(self, archive: Path, file: BinaryIO, limit: int, progress: Progress) -> None:
         self.archive, self.file, self.limit, self.progress = archive, file, limit, progress
@@ -82,7 +81,7 @@ class _Counted:
 
 
 class _Header(tarfile.TarInfo):
-    """A tar header. `tarfile` takes a damaged one for the end; here it is an error."""
+    """A tar header that raises an error if it is damaged. `tarfile` would stop without an error."""
 
     @classmethod
     def frombuf(cls, buf: Any, encoding: str, errors: str) -> "_Header":
@@ -109,7 +108,7 @@ def _unpack_zip(archive: Path, into: Path, limit: int, progress: Progress) -> No
     with zipfile.ZipFile(archive) as opened:
         for number, member in enumerate(opened.infolist(), 1):
             _check_member(archive, member.filename, number)
-            count += member.file_size  # of which `zipfile` never gives more
+            count += member.file_size  # `zipfile` never extracts more than that
             _check_size(archive, count, limit)
             opened.extract(member, into)
             progress(count)
@@ -123,10 +122,10 @@ def _check_size(archive: Path, count: int, limit: int) -> None:
 
 def _check_member(archive: Path, name: str, number: int) -> None:
     if number > MEMBERS or name.count("/") > DEPTH:
-        problem = f"holds more than {MEMBERS:,} files, or {DEPTH} folders within one another"
+        problem = f"holds more than {MEMBERS:,} files or {DEPTH} nested folders"
         raise _refused(archive, problem)
 
 
 def _refused(archive: Path, problem: str) -> InputError:
-    advice = "If that is right, unpack it yourself and import the folder."
+    advice = "If this is intended, unpack it yourself and import the folder."
     return InputError(f"{archive} {problem}. {advice}")

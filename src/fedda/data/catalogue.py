@@ -1,6 +1,6 @@
-"""The data sets known by name: which files hold them, who reads these, where they come from.
+"""The known data sets: their names, readers and downloads.
 
-Any other name is a federation of the user, which is read as a table.
+Any other name is a table of the user.
 """
 
 import hashlib
@@ -26,10 +26,10 @@ from fedda.errors import InputError
 @dataclass(frozen=True)
 class Dataset:
     description: str
-    readers: tuple[ModuleType, ...]  # the first that finds its layout reads it
+    readers: tuple[ModuleType, ...]  # the first that finds its files is used
     downloads: tuple[tuple[str, str], ...] = ()  # the address and the SHA-256 of each file
     unpacked_limit: int = archives.LIMIT
-    by_hand: str = ""  # how to get it where it cannot be downloaded
+    by_hand: str = ""  # advice for a data set without downloads
 
 
 _TFF = {  # the SHA-256 of TensorFlow Federated's archives
@@ -82,14 +82,14 @@ DATASETS = {
 
 
 def dataset(name: str) -> Dataset:
-    """Return the entry of a data set, or the one of tables for any other name."""
+    """Return the entry of a data set, or the entry of tables for any other name."""
     return DATASETS.get(name, Dataset("a federation of your own", (table,)))
 
 
 def find_reader(name: str, path: Path) -> tuple[ModuleType, Path] | None:
-    """Return the reader of the files at a path and the folder or file that it reads.
+    """Return the reader of the files at a path, and the folder or file that it reads.
 
-    If a folder holds nothing but one other folder or file, as after unpacking, look inside.
+    If a folder only contains one other folder or file, as after unpacking, that one is used.
     """
     while True:
         for reader in dataset(name).readers:
@@ -102,7 +102,7 @@ def find_reader(name: str, path: Path) -> tuple[ModuleType, Path] | None:
 
 
 def packed_files(name: str, path: Path) -> list[Path]:
-    """Return the archives that hold a data set, or nothing if its files are not packed."""
+    """Return the archives of a data set; empty if its files are unpacked already."""
     if archives.is_archive(path):
         return [path]
     if find_reader(name, path):
@@ -112,7 +112,7 @@ def packed_files(name: str, path: Path) -> list[Path]:
 
 
 def data_files(name: str, path: Path) -> list[Path]:
-    """Return the files of a data set at a path: archives, or those that its reader reads."""
+    """Return the files of a data set at a path: archives, or the files for its reader."""
     packed = packed_files(name, path)
     if packed or not (match := find_reader(name, path)):
         return packed
@@ -124,7 +124,7 @@ def data_files(name: str, path: Path) -> list[Path]:
 def fingerprint(name: str, path: Path) -> str | None:
     """Return a digest of the names, sizes and times of the files of a data set.
 
-    Other files beside them may come, change and go. None: there are no files of the data set.
+    Other files in the folder do not matter. The result is None if the data set has no files there.
     """
     facts = []
     for file in sorted(data_files(name, path)):
@@ -134,7 +134,7 @@ def fingerprint(name: str, path: Path) -> str | None:
 
 
 def unknown_layout(name: str, path: Path) -> InputError:
-    """Return the error for files in none of the layouts of a data set."""
+    """Return the error for files that no reader of a data set knows."""
     layouts = "".join(f"\n- {reader.layout(name)}" for reader in dataset(name).readers)
     known = "" if name in DATASETS else f" (the data sets known are {', '.join(DATASETS)})"
     problem = f"does not hold {name}{known}" if path.exists() else "does not exist"

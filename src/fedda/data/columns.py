@@ -16,18 +16,18 @@ import numpy as np
 from fedda.errors import InputError, unknown
 
 Columns = dict[str, np.ndarray]
-At = Callable[[int], str]  # describes a row by its number, such as "visits.csv, row 7"
+At = Callable[[int], str]  # from the number of a row to its place, such as "visits.csv, row 7"
 
 MISSING = frozenset(("", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null"))  # in a CSV
 OPTIONS = "Correct the data, or choose other columns with client, label, features or ignore."
-DATES = (
+DATES = (  # advice
     "Turn them into numbers, such as the days since a date or the month, or leave the column out "
     "with ignore."
 )
 
 
 def of(rows: Any, names: Sequence[str] = ()) -> Columns:
-    """Return the columns of a table that is in memory, by name.
+    """Return the columns of a table in memory, by name.
 
     Args:
         rows: A pandas or Polars DataFrame, a dictionary of columns, a list of dictionaries (one a
@@ -37,10 +37,7 @@ def of(rows: Any, names: Sequence[str] = ()) -> Columns:
     if isinstance(rows, Mapping):
         return {str(name): np.atleast_1d(_array(column)) for name, column in rows.items()}
     if is_frame(rows):
-        titles = [str(name) for name in rows.columns]
-        for name in titles:
-            if titles.count(name) > 1:
-                raise InputError(f"the table has more than one column {name!r}. Rename one.")
+        check_names([str(name) for name in rows.columns], "the table")
         return {str(name): _array(rows[name]) for name in rows.columns}
     if not isinstance(rows, Iterable) or isinstance(rows, str | bytes):
         raise InputError(
@@ -60,8 +57,26 @@ def of(rows: Any, names: Sequence[str] = ()) -> Columns:
 
 
 def is_frame(rows: Any) -> bool:
-    """Return whether an object is a DataFrame: it has named columns, which an index returns."""
+    """Return whether an object is a DataFrame of pandas, Polars or a similar library."""
     return hasattr(rows, "shape") and hasattr(rows, "columns")
+
+
+def check_names(names: Sequence[str], place: str) -> None:
+    """Refuse a table in which two columns have the same name."""
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"{place} has more than one column {name!r}. Rename one.")
+
+
+def check_lengths(columns: Columns, place: str) -> None:
+    """Refuse columns of different lengths."""
+    first = next(iter(columns), "")
+    for name, column in columns.items():
+        if len(column) != len(columns[first]):
+            raise InputError(
+                f"{place}: {name!r} has {len(column)} rows, but {first!r} has "
+                f"{len(columns[first])}. Every row needs a value in each column."
+            )
 
 
 def find(columns: Mapping[str, Any], name: str, place: str) -> Any:
@@ -72,7 +87,7 @@ def find(columns: Mapping[str, Any], name: str, place: str) -> Any:
 
 
 def _array(column: Any) -> np.ndarray:
-    if str(getattr(column, "dtype", "")) == "category":  # of pandas: the values are no quantities
+    if str(getattr(column, "dtype", "")) == "category":  # of pandas; numbers are names here
         return _objects([value if is_missing(value) else as_text(value) for value in column])
     array = column.to_numpy() if hasattr(column, "to_numpy") else column
     if isinstance(array, np.ndarray):
@@ -96,7 +111,7 @@ def is_missing(value: Any) -> bool:
 
 
 def as_text(value: Any) -> str:
-    """Return the text of a category or a client: 1 and 1.0 are the same."""
+    """Return a category or the name of a client as text. 1 and 1.0 have the same text."""
     if isinstance(value, bytes):
         return value.decode()
     if isinstance(value, float | np.floating) and float(value).is_integer():
@@ -130,7 +145,7 @@ def plain(name: str, column: np.ndarray, at: At) -> np.ndarray:
 def _plain_objects(name: str, column: np.ndarray, at: At) -> np.ndarray:
     values = column.tolist()
     kinds = {*map(type, values)}
-    if kinds <= {str, type(None)}:  # the most frequent, and no value has to be looked at
+    if kinds <= {str, type(None)}:  # the most frequent case, and the fastest
         return _in_utf8(name, column, at)
     absent = np.fromiter(map(is_missing, values), bool, len(values))
     present = [value for value in values if not is_missing(value)]
@@ -176,7 +191,7 @@ def _in_utf8(name: str, column: np.ndarray, at: At) -> np.ndarray:
 
 
 def _stacked(name: str, values: list[Any], at: At) -> np.ndarray:
-    """Return lists or arrays of one shape as one array."""
+    """Return a column of lists or arrays as one array. All must have the same shape."""
     arrays = [np.asarray(value) for value in values]
     for row, array in enumerate(arrays):
         if array.shape != arrays[0].shape or array.dtype.kind not in "biuf":
@@ -188,21 +203,21 @@ def _stacked(name: str, values: list[Any], at: At) -> np.ndarray:
 
 
 def without_empty(column: np.ndarray) -> np.ndarray:
-    """Return a plain column in which the texts of `MISSING` are missing values."""
+    """Return a plain column in which the texts of `MISSING` have become None."""
     if column.dtype != object:
         return column
     return _objects([None if text in MISSING else text for text in column.tolist()])
 
 
 def parsed(column: np.ndarray) -> np.ndarray:
-    """Return numbers if all texts are, except those of `MISSING`, which are missing values.
+    """Return a column of text as numbers, if all its texts are numbers or in `MISSING`.
 
-    The texts are whole numbers if all of them are and none is missing.
+    The numbers are integers if all texts are integers and none is missing.
     """
     column = without_empty(column)
     present = [text for text in column.tolist() if text is not None]
     letters = set("".join(present))
-    if not present or "_" in letters:  # Python reads 1_000
+    if not present or "_" in letters:  # Python would read 1_000 as a number
         return column
     try:
         numbers = np.array([np.nan if text is None else float(text) for text in column])
@@ -213,7 +228,7 @@ def parsed(column: np.ndarray) -> np.ndarray:
 
 
 def missing(column: np.ndarray) -> np.ndarray:
-    """Return for each row of a plain column whether it has no value."""
+    """Return a mask of the rows of a plain column that have no value."""
     if column.dtype == object:
         return np.asarray(column == None, bool)  # noqa: E711 - for each value
     if column.dtype.kind != "f":
@@ -222,14 +237,14 @@ def missing(column: np.ndarray) -> np.ndarray:
 
 
 def finite(name: str, column: np.ndarray, at: At) -> np.ndarray:
-    """Return numbers without a missing or infinite value, of a type that the device has."""
+    """Return a plain column as finite numbers of at most 4 bytes, or raise an `InputError`."""
     if column.dtype == object:
         row = int((~missing(column)).argmax())
         raise InputError(
             f"column {name!r} holds {column[row]!r} in {at(row)}, expected numbers. "
             "Without preparation, all features must be numbers: leave the column out with ignore."
         )
-    with np.errstate(over="ignore"):  # becomes infinite, which is refused
+    with np.errstate(over="ignore"):  # too large numbers become infinite and are refused below
         column = narrowed(column)
     wrong = ~np.isfinite(column).reshape(len(column), -1).all(axis=1)
     if wrong.any():
@@ -243,7 +258,7 @@ def finite(name: str, column: np.ndarray, at: At) -> np.ndarray:
 
 
 def narrowed(column: np.ndarray) -> np.ndarray:
-    """Return numbers of at most 4 bytes: longer integers would wrap on the device."""
+    """Return numbers of at most 4 bytes. Larger integers would overflow on the device."""
     if column.dtype.kind != "b" and column.dtype.itemsize <= 4:
         return column
     return column.astype(np.float32)

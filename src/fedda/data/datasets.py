@@ -1,4 +1,4 @@
-"""The data sets on this machine: downloaded or imported once, found by name, never read stale."""
+"""The data sets on this machine, by name. They are downloaded or imported once."""
 
 import json
 import logging
@@ -16,12 +16,12 @@ from fedda.data.catalogue import DATASETS
 from fedda.data.store import Client, Source, Stale, Store
 from fedda.errors import InputError, unknown
 
-Tell = Callable[[str], None]  # called with what is being done, about once a second
-Track = Callable[[str], download.Progress]  # makes the progress callback for a file of this name
+Tell = Callable[[str], None]  # called with a message about the progress, once a second at most
+Track = Callable[[str], download.Progress]  # from the name of a file to its progress callback
 
 _DOWNLOADS = "downloads"  # a folder beside the stores
 _NAME = re.compile(rf"(?!{_DOWNLOADS}$)\w[\w.-]*")
-_OPTIONS = {  # of the command
+_OPTIONS = {  # our names, and those of the command
     "client": "--client",
     "label": "--label",
     "features": "--feature",
@@ -29,13 +29,13 @@ _OPTIONS = {  # of the command
     "target": "--target",
     "prepare": "--no-prepare",
 }
-_NEW = "new"  # the folder of a store that is being made
+_NEW = "new"  # the folder of a new store
 _log = logging.getLogger(__name__)
 
-# The limits of reading by default. JSON takes most memory, some ten times the size of the file;
-# Stack Overflow takes most time, as its archive unpacks to many times its size and is read twice.
+# The default limits of reading. JSON needs the most memory, about ten times the size of the file.
+# Stack Overflow needs the most time: its archive unpacks to many times its size, and is read twice.
 LEAST_MEMORY = 2 * 10**9  # bytes
-MEMORY_PER_BYTE = 50  # of the files, as far as the machine has it
+MEMORY_PER_BYTE = 50  # for each byte of the files, but at most the free memory
 LEAST_SECONDS = 120.0
 SECONDS_PER_MB = 20.0
 
@@ -54,17 +54,17 @@ def downloads(name: str) -> Path:
 
 
 def names() -> list[str]:
-    """Return the names of the data sets known, then of the user's own that are here."""
+    """Return the names of the known data sets, then of those that the user has imported."""
     here = sorted(path.parent for path in root().glob("*/meta.json"))
     imported = [path.name for path in here if _origin(path) and _NAME.fullmatch(path.name)]
     return [*DATASETS, *(name for name in imported if name not in DATASETS)]
 
 
 class State(NamedTuple):
-    """The state of a data set: a store that may be read, or the reason why it must not be."""
+    """The state of a data set: a store, or the reason why it cannot be used."""
 
     store: Store | None
-    problem: str  # empty if there is no store at all
+    problem: str  # empty if there is no store
     origin: dict[str, Any]
 
 
@@ -85,10 +85,10 @@ def look(name: str) -> State:
 
 
 def open_dataset(name: str) -> Store:
-    """Open a data set. One that is stale is imported again if its files are still there.
+    """Open a data set. A stale one is imported again if its files still exist.
 
     Args:
-        name: The name of a data set in the catalogue, or of one that the user has imported.
+        name: A data set of the catalogue, or one that the user has imported.
 
     Raises:
         InputError: There is no such data set, or it can neither be read nor imported again.
@@ -100,10 +100,10 @@ def open_dataset(name: str) -> Store:
         raise _absent(name)
     path = origin.get("path")
     if path is not None and catalogue.fingerprint(name, Path(path)) is not None:
-        # A warning, which Python prints even if nobody has set up logging: results may change.
+        # A warning is shown even without a configuration of logging: results may change.
         _log.warning("%s is imported again from %s: %s", name, path, problem)
         return import_files(name, Path(path), **origin.get("options", {}))
-    gone = f" and the files it came from are no longer in {path}" if path else ""
+    gone = f", and its files are no longer in {path}" if path else ""
     raise InputError(f"the data set {name} cannot be used: {problem}{gone}. {_advice(name)}")
 
 
@@ -115,15 +115,15 @@ def fetch_dataset(
     memory: int | None = None,
     seconds: float | None = None,
 ) -> Store:
-    """Download a data set and import it. What was done before is not done again.
+    """Download a data set and import it. Steps that are already done are skipped.
 
     Args:
-        name: A data set in the catalogue.
-        mirror: Another address below which the same files are.
+        name: A data set of the catalogue.
+        mirror: The address of another folder with the same files.
         track: Called with the name of each file; returns the progress callback of its download.
-        tell: Called with what is being done.
-        memory: The most bytes of memory for reading. By default it grows with the files.
-        seconds: The most time for reading. By default it grows with the files.
+        tell: Called with messages about the progress.
+        memory: The limit of memory for reading, in bytes. By default it grows with the files.
+        seconds: The limit of time for reading. By default it grows with the files.
     """
     if name not in DATASETS:
         raise unknown("data set", name, DATASETS)
@@ -136,8 +136,8 @@ def fetch_dataset(
             download.download(url, folder, checksum, track(download.file_name(url)))
         except InputError as error:
             raise InputError(
-                f"{error} Another server can be given with --mirror URL, and files downloaded by "
-                f"hand are imported with: fedda data import {name} PATH"
+                f"{error} Choose another server with --mirror URL, or download the files by hand "
+                f"and import them: fedda data import {name} PATH"
             ) from None
     opened, _, origin = look(name)
     if opened is not None and origin.get("path") == str(folder):
@@ -154,36 +154,34 @@ def import_files(
     seconds: float | None = None,
     **options: Any,
 ) -> Store:
-    """Make a data set from a file, a folder or an archive, in any layout known for it.
+    """Import a data set from a file, a folder or an archive.
 
-    Files are read in a child process with limits.
+    The files are read in a child process with limits of memory and time.
 
     Args:
-        name: A data set in the catalogue. Any other name is a federation of the user, which is
-            read as a table.
+        name: A data set of the catalogue, or any other name for a table of the user.
         path: The file, folder or archive.
-        tell: Called with what is being done.
-        replace: Whether to replace a data set of this name that can be read and was made from
-            other files.
-        memory: The most bytes of memory for reading. By default it grows with the files.
-        seconds: The most time for reading. By default it grows with the files.
+        tell: Called with messages about the progress.
+        replace: Whether to replace a usable data set of this name that was made from other files.
+        memory: The limit of memory for reading, in bytes. By default it grows with the files.
+        seconds: The limit of time for reading. By default it grows with the files.
         **options: For a table: `client`, `label`, `features`, `ignore`, `target` and `prepare`, as
             in `fedda.federation`.
     """
     target, path = _place(name), path.expanduser().absolute()
     if name in DATASETS and options:
         raise InputError(
-            f"columns are named for a federation of your own; the files of {name} say themselves "
-            f"what they hold. Leave out: {', '.join(_OPTIONS.get(key, key) for key in options)}."
+            f"the files of {name} have fixed columns: only tables of your own have options. Leave "
+            f"out: {', '.join(_OPTIONS.get(key, key) for key in options)}."
         )
     if target.exists() and not _origin(target):
         raise InputError(
-            f"{target} would be replaced, but holds files that are not of a data set of fedda. "
-            "Move them away, or let FEDDA_DATA name another folder for the data sets."
+            f"{target} would be replaced, but it is not a data set of fedda. Move it away, or "
+            "choose another folder for the data sets with the environment variable FEDDA_DATA."
         )
     if match := catalogue.find_reader(name, path):
-        _, path = match  # what else lies around it does not belong to the data set
-    # Before reading: a change meanwhile makes the store stale.
+        _, path = match  # other files around it do not belong to the data set
+    # Computed before reading, so that a change while reading makes the store stale.
     fingerprint = catalogue.fingerprint(name, path)
     if fingerprint is None:
         raise catalogue.unknown_layout(name, path)
@@ -204,14 +202,14 @@ def import_files(
 
 
 def _limits(name: str, path: Path, memory: int | None, seconds: float | None) -> sandbox.Limits:
-    """The limits of an import: enough for every layout, unless the files were made to use more."""
+    """Return the limits of an import, which are enough for honest files of every layout."""
     size = sum(file.stat().st_size for file in catalogue.data_files(name, path))
     usual = max(LEAST_MEMORY, min(MEMORY_PER_BYTE * size, free_memory.of_host()))
     return sandbox.Limits(memory or usual, seconds or LEAST_SECONDS + SECONDS_PER_MB * size / 1e6)
 
 
 def convert(name: str, path: str, work: str, origin: dict[str, Any], tell: Tell) -> None:
-    """Make a store of some files, in the folder `work`. This runs in a child process."""
+    """Write a store to the folder `work`. This runs in a child process."""
     reader, place = _unpacked(name, Path(path), Path(work) / "unpacked", tell)
     tell(f"reading {place.name}")
     source: Source = reader.read(place, name, **origin["options"])
@@ -221,10 +219,10 @@ def convert(name: str, path: str, work: str, origin: dict[str, Any], tell: Tell)
 
 
 def _unpacked(name: str, path: Path, work: Path, tell: Tell) -> tuple[ModuleType, Path]:
-    """The reader of some files and where they are, which is in `work` if they were unpacked."""
+    """Return the reader of some files and their place. Archives are unpacked into `work`."""
     place = path
     for archive in catalogue.packed_files(name, path):
-        # Named as the archive is: a reader may take a folder's name for a part of an id.
+        # It has the name of the archive, because a reader may use the folder's name in ids.
         place = work / (path.name.partition(".")[0] or name)
 
         def progress(done: int, file: str = archive.name) -> None:
@@ -238,7 +236,7 @@ def _unpacked(name: str, path: Path, work: Path, tell: Tell) -> tuple[ModuleType
 
 
 def _reported(split: str, clients: Iterable[Client], tell: Tell) -> Iterator[Client]:
-    """The same clients, with messages that count them."""
+    """Yield the same clients, and report their number."""
     examples = 0
     for number, client in enumerate(clients, 1):
         yield client
@@ -250,7 +248,7 @@ def verify(name: str) -> list[str]:
     """Read every byte of a store and return the names of its files.
 
     Raises:
-        Stale: A byte differs from what was written.
+        Stale: A file has changed since it was written.
     """
     path = _place(name)
     if not path.exists():
@@ -259,10 +257,10 @@ def verify(name: str) -> list[str]:
 
 
 def repair(name: str) -> str:
-    """Return advice on how to replace a store that differs from what was written."""
+    """Return advice on how to replace a damaged store."""
     target = _place(name)
     origin = _origin(target)
-    if not origin:  # an import would take it for something else
+    if not origin:  # an import would refuse to replace it
         return f"Delete {target}. {_advice(name)}"
     path = origin.get("path")
     if path is None or catalogue.fingerprint(name, Path(path)) is None:
@@ -272,7 +270,7 @@ def repair(name: str) -> str:
 
 
 def _option_words(origin: dict[str, Any]) -> list[str]:
-    """Return the options of the import that made a store, as the command takes them."""
+    """Return the options with which a store was imported, as words of the command."""
     options = dict(origin.get("options", {}))
     flags = [] if options.pop("prepare", True) else [_OPTIONS["prepare"]]
     return flags + [
@@ -308,7 +306,7 @@ def _advice(name: str) -> str:
 
 
 def _origin(path: Path) -> dict[str, Any]:
-    """What a store was made from, also one of another version; nothing if it is not a store."""
+    """Return the origin of a store of any version; empty if the folder is not a store."""
     try:
         origin: dict[str, Any] = json.loads((path / "meta.json").read_text("utf-8"))["origin"]
         words = [origin.get("path", ""), *_option_words(origin)]

@@ -7,16 +7,16 @@ import numpy.typing as npt
 
 NUM_CLASSES = 10
 
-# The family of each digit, by shape, as the coarse label that Pachinko allocation needs:
-# 0 has a closed loop (0 6 8 9), 1 is straight strokes (1 4 7), 2 is open curves (2 3 5).
+# The coarse label of each digit, for Pachinko allocation, by its shape: 0 has a closed loop
+# (0 6 8 9), 1 has straight strokes (1 4 7), 2 has open curves (2 3 5).
 COARSE = np.array([0, 1, 2, 2, 1, 2, 0, 1, 0, 0], np.int32)
 
-# Not the run's seed: all runs share one test set.
+# All runs share one test set, so this is not the seed of a run.
 _SPLIT_SEED = 1797
 
 
 class Digits(NamedTuple):
-    """Images are [n, 8, 8, 1] with pixel values 0..16 as stored; `train_coarse` is by shape."""
+    """Images have the shape [n, 8, 8, 1] and pixel values 0..16."""
 
     train_x: npt.NDArray[np.uint8]
     train_y: npt.NDArray[np.int32]
@@ -26,13 +26,13 @@ class Digits(NamedTuple):
 
 
 def load() -> Digits:
-    """The digits, 20 % of each class set aside for testing, always the same ones."""
-    from sklearn.datasets import load_digits  # takes 0.7 s
+    """Return the digits. The same 20 % of each class are always for testing."""
+    from sklearn.datasets import load_digits  # slow to import
 
     bunch = load_digits()
     x = bunch.images[..., None].astype(np.uint8)
     y = bunch.target.astype(np.int32)
-    # RandomState, because NumPy promises never to change its stream; default_rng's may change.
+    # NumPy never changes the stream of RandomState, unlike that of default_rng.
     rng = np.random.RandomState(_SPLIT_SEED)
     is_test = np.zeros(len(y), bool)
     for digit in range(NUM_CLASSES):

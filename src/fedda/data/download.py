@@ -1,7 +1,7 @@
 """Download files over HTTP: the only network code of the package.
 
-A file grows as `NAME.part` and gets its name when it is whole and its checksum is right. A download
-that was cut off continues where it ended; the checksum tells whether the parts fit.
+A file is written as `NAME.part` and renamed when it is complete and its checksum is right. An
+interrupted download continues where it stopped. The checksum shows whether the parts fit together.
 """
 
 import http.client
@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 from fedda.data.store import sha256
 from fedda.errors import InputError, is_full
 
-Progress = Callable[[int, int | None], None]  # bytes so far, and of the whole if that is known
+Progress = Callable[[int, int | None], None]  # the bytes so far, and in total if known
 
 _CHUNK = 1 << 16
 
@@ -28,20 +28,20 @@ def download(
     progress: Progress = lambda done, total: None,
     timeout: float = 30.0,
 ) -> Path:
-    """Download a file into a folder, unless it is there already.
+    """Download a file into a folder, unless it already exists there.
 
     Args:
         url: An address that begins with http:// or https:// and ends in the name of the file.
-        into: The folder. It is made if it does not exist.
+        into: The folder. It is created if it does not exist.
         checksum: The SHA-256 of the file in hexadecimal digits.
-        progress: Called with the bytes so far and, if it is known, the size of the file.
+        progress: Called with the bytes so far, and the size of the file or None.
         timeout: The longest time without a byte, in seconds.
 
     Returns:
         The path of the file.
 
     Raises:
-        InputError: The file could not be downloaded, or its checksum is another one.
+        InputError: The file could not be downloaded, or its checksum is wrong.
     """
     name = file_name(url)
     target, part = into / name, into / f"{name}.part"
@@ -52,23 +52,23 @@ def download(
         _fill(part, url, progress, timeout)
     except (OSError, http.client.HTTPException, ValueError) as error:
         if isinstance(error, OSError) and (is_full(error) or error.filename):
-            raise  # the problem is here, not there
+            raise  # an error of this machine, not of the server
         have = _size(part)
-        kept = f" The first {have:,} bytes are kept: the same command continues from there."
+        kept = f" The first {have:,} bytes are kept. The same command continues from there."
         reason = str(getattr(error, "reason", error)).rstrip(".") or type(error).__name__
         raise InputError(f"could not download {url}: {reason}.{kept if have else ''}") from None
     if (digest := sha256(part)) != checksum:
         part.unlink()
         raise InputError(
-            f"{url} is not the file expected: its checksum is {digest} instead of {checksum}. "
-            "What was downloaded was deleted: the same command downloads it again."
+            f"{url} is not the expected file: its checksum is {digest} instead of {checksum}. "
+            "The download was deleted. The same command downloads it again."
         )
     os.replace(part, target)
     return target
 
 
 def file_name(url: str) -> str:
-    """Return the last part of an address, if it is one of a file that can be downloaded."""
+    """Return the name of the file at an address. Other addresses are refused."""
     try:
         parts = urlsplit(url)
     except ValueError:  # such as http://[broken/file
@@ -81,9 +81,9 @@ def file_name(url: str) -> str:
 
 
 def _fill(part: Path, url: str, progress: Progress, timeout: float) -> None:
-    """Download from where `part` ends to the end. The checksum tells if the halves fit."""
+    """Download the rest of a file that `part` begins."""
     have = _size(part)
-    headers = {"Accept-Encoding": "identity"}  # so that bytes of the file are counted
+    headers = {"Accept-Encoding": "identity"}  # bytes on the wire are bytes of the file
     if have:
         headers["Range"] = f"bytes={have}-"
     request = urllib.request.Request(url, headers=headers)
@@ -92,7 +92,7 @@ def _fill(part: Path, url: str, progress: Progress, timeout: float) -> None:
     except urllib.error.HTTPError as error:
         response = error
     with response:
-        if response.status == 416 and have:  # nothing comes after these bytes
+        if response.status == 416 and have:  # the file has no more bytes
             return
         fits = response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
         if response.status == 206 and have and not fits:

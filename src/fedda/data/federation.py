@@ -141,15 +141,20 @@ def from_clients(
         )
     for pair, name in zip(pairs, owners, strict=True):
         check_shapes(pair, filled[0], name)
-    count = np.array([len(x) for x, _ in pairs], np.int32)
-    x, y = (np.concatenate(arrays) for arrays in zip(*filled, strict=True))
+    count = np.array([len(x) for x, _ in pairs])
+    x, y = (jnp.asarray(np.concatenate(arrays)) for arrays in zip(*filled, strict=True))
+    return all_clients(x, y, np.cumsum(count) - count, count)
+
+
+def all_clients(x: Any, y: Any, start: np.ndarray, count: np.ndarray) -> Shards:
+    """Return the shards of examples on the device, given each client's first row and its count."""
     return Shards(
-        x=jnp.asarray(x),
-        y=jnp.asarray(y),
-        start=jnp.asarray(np.concatenate([[0], np.cumsum(count)[:-1]]).astype(np.int32)),
-        count=jnp.asarray(count),
+        x=x,
+        y=y,
+        start=jnp.asarray(start.astype(np.int32)),
+        count=jnp.asarray(count.astype(np.int32)),
         max_count=int(count.max()),
-        num_clients=len(pairs),
+        num_clients=len(count),
         even=bool(count.min() == count.max()),
     )
 
@@ -174,15 +179,15 @@ def checked_pair(pair: Any, owner: str) -> tuple[Any, Any]:
 def _checked(values: Any, name: str) -> np.ndarray:
     try:
         array = np.asarray(values)
-    except ValueError:  # NumPy's word for rows of different lengths
+    except ValueError:  # rows of different lengths
         array = np.asarray(None)
     if array.dtype == object and all(isinstance(each, Real | np.bool_) for each in array.flat):
-        # A table with columns of numbers and of booleans.
+        # From a table with columns of numbers and of booleans.
         array = np.array(array.tolist()).reshape(array.shape)
     if isinstance(next(array.flat, None), (str, bytes)):
         raise InputError(
-            f"{name} is text; expected numbers. Those of labels are np.searchsorted(classes, "
-            "labels), with one sorted list of the classes of all clients."
+            f"{name} is text; expected numbers. For labels: np.searchsorted(classes, labels), with "
+            "the sorted classes of all clients."
         )
     if array.ndim == 0 or array.dtype.kind not in "biuf":
         raise InputError(
@@ -190,7 +195,7 @@ def _checked(values: Any, name: str) -> np.ndarray:
             "examples. Pad or crop its rows to one length."
         )
     given = array
-    with np.errstate(over="ignore"):  # what overflows on the device is refused below
+    with np.errstate(over="ignore"):  # numbers that overflow are refused below
         array = array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
     if array.dtype.kind in "iu" and not np.array_equal(array, given):
         raise InputError(
@@ -226,8 +231,8 @@ def check_labels(shards: Shards, num_classes: int, test: tuple[Any, Any] | None)
     for owner, own in (("the clients", labels), *parts):
         if not np.issubdtype(own.dtype, np.integer) or own.ndim != 1:
             raise InputError(
-                f"y of {owner} must hold one whole number an example, the class label, for "
-                f"cross_entropy; got {own.dtype} of shape {own.shape[1:]} an example."
+                f"y of {owner} must hold the class of each example, a whole number, for "
+                f"cross_entropy; got {own.dtype} of shape {own.shape[1:]} for each example."
             )
     if labels.min() < 0 or labels.max() >= num_classes:
         parts += [

@@ -7,8 +7,8 @@ from typing import Any
 
 import psutil
 
-# The files of a container's limit, of its use and of statistics, and the name there of memory that
-# can be freed, for both versions of control groups. psutil knows nothing of these.
+# For both versions of control groups: the files with a container's limit, use and statistics, and
+# the statistic of memory that can be freed. psutil does not read these.
 CGROUPS = (
     ("memory.max", "memory.current", "memory.stat", "inactive_file"),
     (
@@ -21,7 +21,7 @@ CGROUPS = (
 
 
 def of_devices(devices: Sequence[Any]) -> float:
-    """Return the bytes that each of these devices has left; infinite if none says."""
+    """Return the least free memory of these devices in bytes; infinite if it is unknown."""
     statistics = [device.memory_stats() for device in devices]
     return min(
         (each["bytes_limit"] - each["bytes_in_use"] for each in statistics if each),
@@ -30,7 +30,7 @@ def of_devices(devices: Sequence[Any]) -> float:
 
 
 def of_host(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the bytes that the host, or the container of this process, has left."""
+    """Return the free memory of the host, or of the container of this process, in bytes."""
     left = [psutil.virtual_memory().available]
     for *names, freeable in CGROUPS:
         limit, used, statistics = (cgroup / name for name in names)

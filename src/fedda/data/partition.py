@@ -1,4 +1,4 @@
-"""Partitions of examples among clients: one ascending array of row numbers per client."""
+"""Partitions of examples among clients: an ascending array of row numbers for each client."""
 
 import math
 from typing import Any
@@ -40,7 +40,7 @@ def split(
     seed: int,
     coarse: Labels | None = None,
 ) -> list[Rows]:
-    """Divide examples that belong to nobody yet among clients.
+    """Divide examples among clients.
 
     Args:
         text: The partition, as `parse` reads it. `user` is refused.
@@ -73,17 +73,16 @@ def split(
 
 
 def iid(num_examples: int, clients: int, seed: int) -> list[Rows]:
-    """Deal rows at random, as evenly as they divide."""
+    """Assign rows to clients at random. The sizes of clients differ by at most 1."""
     _check_clients(clients, num_examples)
     owner = np.random.default_rng(seed).permutation(np.arange(num_examples) % clients)
     return _rows_of(owner, clients)
 
 
 def dirichlet(labels: Labels, clients: int, alpha: float, seed: int) -> list[Rows]:
-    """Cut each class among the clients in Dirichlet(alpha, ..., alpha) shares: label skew.
+    """Divide each class among the clients by shares drawn from Dirichlet(alpha, ..., alpha).
 
-    Client sizes are unequal on purpose, but nobody is left empty: a client without examples is
-    given one by whichever client is then the largest.
+    The sizes of clients differ too. A client without examples gets one from the largest client.
     """
     _check_clients(clients, len(labels))
     alpha = _positive(alpha)
@@ -113,13 +112,23 @@ def pachinko(
     coarse_alpha: float = 0.1,
     fine_alpha: float = 10.0,
 ) -> list[Rows]:
-    """Give `per_client` rows to one client after another by Pachinko allocation: two-level skew.
+    """Assign rows to one client after another by Pachinko allocation, with coarse and fine labels.
 
     A client draws θ ~ Dirichlet(coarse_alpha) over the coarse labels and, for each coarse label c,
-    φ_c ~ Dirichlet(fine_alpha) over its fine labels; alphas are per coordinate. Each of its rows is
-    a random unused one of class f ~ φ_c, c ~ θ. A class that runs out is deleted and what is left
-    of φ_c, or of θ, renormalised, so late clients drift from their θ. `per_client=None` shares
-    out all rows but the remainder; rows beyond clients * per_client belong to nobody.
+    φ_c ~ Dirichlet(fine_alpha) over its fine labels. The alphas are per coordinate. For each of its
+    rows, the client draws a coarse label c ~ θ and a class f ~ φ_c, and takes a random unused row
+    of this class. A class without unused rows is removed, and φ_c and θ are renormalised. So the
+    classes of the last clients can differ from their θ.
+
+    Args:
+        coarse: The coarse label of each row.
+        fine: The class of each row.
+        clients: The number of clients.
+        per_client: The number of rows of a client. None uses as many as possible. The remaining
+            rows belong to no client.
+        seed: The seed of the random numbers.
+        coarse_alpha: The alpha of the coarse labels.
+        fine_alpha: The alpha of the classes.
     """
     _check_clients(clients, len(fine))
     coarse_alpha, fine_alpha = _positive(coarse_alpha), _positive(fine_alpha)
@@ -135,7 +144,7 @@ def pachinko(
     leaf_of_row = leaf_of_row.ravel()  # NumPy 2.0 alone keeps the other axis
     is_child = np.unique(coarse)[:, None] == leaves[0]  # [coarse, leaf]
 
-    # The rows of a leaf lie together in `stock`, shuffled: from `start` the unused ones, to `stop`.
+    # `stock` has the rows of each leaf in random order. The unused ones are start ... stop - 1.
     stock = np.lexsort((rng.random(len(fine)), leaf_of_row))
     stop = np.cumsum(np.bincount(leaf_of_row))
     start = np.append(0, stop[:-1])
@@ -145,8 +154,8 @@ def pachinko(
         log_phi = _log_gamma(rng, fine_alpha, len(stop))
         wanted = per_client
         while wanted:
-            # Draws are independent until a leaf runs out: make them in bulk, keep those up to and
-            # including the one that empties a leaf, and draw the others again without that leaf.
+            # Draws are independent until a leaf is empty. So they are made in bulk, up to the draw
+            # that empties a leaf. The others are drawn again without that leaf.
             usable = is_child & (start < stop)
             theta = np.where(usable.any(1), log_theta, -np.inf)
             phi = np.where(usable, log_phi, -np.inf)
@@ -163,17 +172,17 @@ def pachinko(
 
 
 def _rows_of(owner: npt.NDArray[np.int64], clients: int) -> list[Rows]:
-    """The ascending rows of each client, given each row's client (or -1 for nobody's)."""
+    """Return the ascending rows of each client, given the client of each row (or -1 for none)."""
     rows = np.argsort(owner, kind="stable")
-    # The piece before the first client's is nobody's.
+    # The first piece has the rows of no client.
     return np.split(rows, np.searchsorted(owner[rows], np.arange(clients)))[1:]
 
 
 def _log_gamma(rng: np.random.Generator, alpha: float, size: int) -> npt.NDArray[np.float64]:
-    """Logarithms of Gamma(alpha) variates, which are Dirichlet(alpha) shares up to a common factor.
+    """Return logarithms of Gamma(alpha) variates: Dirichlet(alpha) shares up to a common factor.
 
-    Logarithms, because at a small alpha the shares themselves underflow to zero, and zeros cannot
-    be renormalised. Gamma(a) is distributed as Gamma(a + 1) exp(-Exponential(1) / a).
+    For a small alpha, the shares themselves would underflow to zero, and zeros cannot be
+    renormalised. Gamma(a) is distributed as Gamma(a + 1) exp(-Exponential(1) / a).
     """
     return np.log(rng.gamma(alpha + 1, size=size)) - rng.exponential(size=size) / alpha
 
@@ -181,7 +190,7 @@ def _log_gamma(rng: np.random.Generator, alpha: float, size: int) -> npt.NDArray
 def _categorical(
     rng: np.random.Generator, log_weights: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.int64]:
-    """One index per row, by the Gumbel-max trick: the weights need no normalisation."""
+    """Draw an index for each row, by the Gumbel-max trick. The weights need not add up to 1."""
     index: npt.NDArray[np.int64] = np.argmax(
         log_weights + rng.gumbel(size=log_weights.shape), axis=1
     )

@@ -1,8 +1,9 @@
 """How the columns of a table become the features of a model.
 
-The statistics are those of the training examples of all clients. A simulation may look at all of
-them at once; in a real federation, the clients would have to compute them together, by sums for
-means and deviations, and by a federated protocol for medians and lists of categories.
+Means, standard deviations, medians and categories are those of the training examples of all
+clients. A simulation can read all examples at once. In a real federation, the clients would have to
+compute these statistics together: means and deviations from sums, medians and categories with
+a federated protocol.
 """
 
 import json
@@ -26,15 +27,15 @@ _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 
 @dataclass(frozen=True)
 class Column:
-    """How one column becomes features. A constant column becomes none and is dropped."""
+    """How one column becomes features. A constant column is dropped."""
 
     name: str
     kind: Literal["number", "category"]
-    marks_missing: bool  # a feature is 1 where the value is missing, else 0
-    median: float = 0.0  # in place of a missing number
+    marks_missing: bool  # whether one more feature is 1 where the value is missing, else 0
+    median: float = 0.0  # replaces missing numbers
     mean: float = 0.0
-    deviation: float = 0.0  # 0: constant
-    categories: tuple[str, ...] = ()  # one feature each; empty: constant
+    deviation: float = 0.0  # 0 if the column is constant
+    categories: tuple[str, ...] = ()  # each becomes a feature; empty if the column is constant
 
     @property
     def features(self) -> list[str]:
@@ -71,7 +72,7 @@ class Preparation:
     value is missing. Constant columns are dropped.
 
     The statistics are those of the training examples of all clients. In a real federation, the
-    clients would have to compute them together, for example with federated sums.
+    clients would have to compute them together, for example with secure sums.
 
     Example:
         >>> import fedda
@@ -107,6 +108,7 @@ class Preparation:
         names = [column.name for column in self.columns]
         given = columns.of(rows, names)
         found = {name: columns.find(given, name, "the new rows") for name in names}
+        columns.check_lengths(found, "the new rows")
         return self.features_of(
             {name: columns.plain(name, column, _at) for name, column in found.items()}, _at
         )
@@ -124,10 +126,6 @@ class Preparation:
                 parts += [texts == category for category in column.categories]
             if column.marks_missing:
                 parts.append(absent)
-        rows = len(parts[0]) if parts else 0
-        for name, part in zip(self.features, parts, strict=True):
-            if len(part) != rows:
-                raise InputError(f"column {name!r} has {len(part)} rows, but others have {rows}.")
         return np.stack(parts, axis=1).astype(np.float32)
 
     def to_json(self) -> str:
@@ -160,7 +158,7 @@ def learn(given: Columns) -> Preparation:
         given: The columns of features of the training examples, in the forms of `columns.plain`.
 
     Raises:
-        InputError: A column can become no feature, or no feature is left.
+        InputError: A column cannot be used, or all columns are constant.
     """
     learned = []
     for name, values in given.items():
@@ -173,8 +171,8 @@ def learn(given: Columns) -> Preparation:
     preparation = Preparation(tuple(learned))
     if not preparation.features:
         raise InputError(
-            f"every column of features is constant: {', '.join(given)}. Nothing can be learned "
-            "from them: add columns that vary."
+            f"all columns of features are constant: {', '.join(given)}. A model cannot learn from "
+            "them: add columns that vary."
         )
     return preparation
 

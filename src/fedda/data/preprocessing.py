@@ -1,6 +1,7 @@
-"""What happens on the device to stored examples before a model sees them.
+"""Preparation of stored examples on the device, before a model gets them.
 
-Images are [examples, height, width, channels], texts [examples, width] ranks of words.
+Images have the shape [examples, height, width, channels]. Texts are ranks of words and have the
+shape [examples, width].
 """
 
 from typing import Literal
@@ -16,18 +17,18 @@ UNIT = np.arange(256, dtype=np.float32) / np.float32(255)
 
 
 def scaled(x: Array) -> Array:
-    """Bytes 0..255 as k / 255 in float32, to the last bit; other numbers as they are.
+    """Return bytes 0..255 as exactly k / 255 in float32, and other numbers unchanged.
 
-    A table, as XLA makes a division by a constant a product with its rounded inverse: 126 of the
-    256 quotients would differ.
+    A table is used because XLA replaces a division by a constant by a product with its rounded
+    inverse, and 126 of the 256 quotients would differ.
     """
     return jnp.asarray(UNIT)[x] if x.dtype == jnp.uint8 else x.astype(jnp.float32)
 
 
 def standardise(x: Array) -> Array:
-    """Every image less its mean, divided by its standard deviation: TensorFlow's, in float32.
+    """Subtract its mean from each image, and divide by its standard deviation, as TensorFlow does.
 
-    The divisor is at least 1 / √(number of values), so that an image of one colour is zero.
+    The divisor is at least 1 / √(number of values), so an image of one colour becomes zero.
     """
     x = x.astype(jnp.float32)
     centred = x - x.mean((1, 2, 3), keepdims=True)
@@ -36,15 +37,15 @@ def standardise(x: Array) -> Array:
 
 
 def central_crop(x: Array, size: int) -> Array:
-    """The middle `size` x `size` pixels; of an odd margin, the smaller half is above and left."""
+    """Return the middle `size` x `size` pixels. An odd margin is smaller above and left."""
     top, left = ((length - size) // 2 for length in _lengths(x, size))
     return x[:, top : top + size, left : left + size]
 
 
 def random_crop_and_flip(x: Array, key: Array, size: int) -> Array:
-    """`size` x `size` pixels of each image from anywhere in it, half of them mirrored.
+    """Return `size` x `size` pixels at a random place of each image, and mirror half of the images.
 
-    Every image has its own place, and all places are equally likely.
+    All places are equally likely.
     """
     height, width = _lengths(x, size)
     top_key, left_key, flip_key = random.split(key, 3)
@@ -60,17 +61,19 @@ def random_crop_and_flip(x: Array, key: Array, size: int) -> Array:
 
 
 def bag_of_words(ids: Array, vocabulary: int, denominator: Literal["all", "known"]) -> Array:
-    """How often each of the first `vocabulary` words occurs, as shares of a text's words.
+    """Return the frequencies of the first `vocabulary` words in each text.
 
-    `ids` are ranks of words; the largest number of their type is padding. Words beyond the
-    vocabulary are not counted, but "all" has them in the denominator and "known" does not. A text
-    without words to divide by is zero.
+    Args:
+        ids: The ranks of the words. The largest number of their type is padding.
+        vocabulary: The number of words to count.
+        denominator: The words to divide by: all words of a text, or only the `"known"` words of the
+            vocabulary. Without such words, the frequencies are 0.
     """
     padding = np.iinfo(ids.dtype).max
     if vocabulary > padding:
         raise InputError(
-            f"bag_of_words got a vocabulary of {vocabulary} words and ranks of type {ids.dtype}, "
-            f"which tell at most {padding} words and padding apart. Use a smaller vocabulary."
+            f"bag_of_words got a vocabulary of {vocabulary} words, but ranks of type {ids.dtype} "
+            f"allow at most {padding}. Use a smaller vocabulary."
         )
 
     def counts(text: Array) -> Array:

@@ -1,7 +1,7 @@
 """Call a function in a child process with limits on memory and time.
 
-Files from elsewhere can make a parser hang, crash or ask for more memory than the machine has. In a
-child process, each of these becomes an `InputError`, and Ctrl-C works whatever the parser does.
+A damaged or malicious file can make a parser hang, crash or use more memory than the machine has.
+In a child process, each of these becomes an `InputError`, and Ctrl-C always works.
 """
 
 import errno
@@ -48,15 +48,15 @@ def call(
     """Call `function(*arguments, tell=tell)` in a child process and return its result.
 
     Args:
-        function: A function that its module has under its own name.
-        arguments: Its arguments. JSON must be able to express them and the result.
+        function: A function at the top level of a module.
+        arguments: Its arguments. They and the result must be JSON values.
         what: The input, for messages.
-        limits: The limits of the child. The system ends it when the time is over.
-        tell: Called with messages of the function, at most one a second.
+        limits: The limits of the child. The system stops it at the end of the time.
+        tell: Called with messages of the function, at most once a second.
 
     Raises:
-        InputError: The function raised it or any unexpected error, crashed, or met a limit.
-        OSError: The system refused something to the function.
+        InputError: The function raised an error, crashed, or exceeded a limit.
+        OSError: The function met an error of the operating system.
     """
     job = {
         "path": sys.path,
@@ -66,7 +66,7 @@ def call(
         "what": what,
         "limits": limits,
     }
-    kind: str = ""  # of the last line that the child has printed
+    kind: str = ""  # of the last line that the child printed
     content: Any = None
     with tempfile.TemporaryFile() as order:
         order.write(json.dumps(job).encode())
@@ -114,14 +114,14 @@ def call(
 
 def run_child(job: dict[str, Any]) -> None:
     """Run a job in the child. The last line that it prints is the result or the error."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted too, and decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too
     lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # libraries print to the standard output
     memory, seconds = job["limits"]
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     allowed = memory if hard == resource.RLIM_INFINITY else min(memory, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (allowed, hard))
-    signal.setitimer(signal.ITIMER_REAL, seconds)  # ends the child, even if the parent is gone
+    signal.setitimer(signal.ITIMER_REAL, seconds)  # even if the parent has ended
     last = 0.0
 
     def say(kind: str, content: Any) -> None:
@@ -141,11 +141,11 @@ def run_child(job: dict[str, Any]) -> None:
         say("refused", str(error))
     except Exception as error:
         number = error.errno if isinstance(error, OSError) else None
-        if isinstance(error, MemoryError) or number == errno.ENOMEM:  # by the limit
+        if isinstance(error, MemoryError) or number == errno.ENOMEM:
             say("memory", None)
         elif isinstance(error, OSError) and number is not None:
             file = error.filename if isinstance(error.filename, str) else None
             say("system", [number, error.strerror, file])
-        else:  # whatever a parser trips over, it is the file
+        else:  # any other error of a parser is caused by the file
             problem = f"{job['what']} cannot be read ({type(error).__name__}: {error})"
             say("refused", f"{problem}. It is damaged or of another format: get it again.")

@@ -1,4 +1,4 @@
-"""Statistics of a federation: how large its clients are and how their labels differ."""
+"""Statistics of a federation: the sizes of clients, and how their labels differ."""
 
 from typing import NamedTuple
 
@@ -8,25 +8,28 @@ from fedda.data.federation import Ragged, Shards
 
 
 class Statistics(NamedTuple):
-    """Sizes of clients, and entropies of their labels in bits (None where no labels were given).
+    """Sizes of clients, and entropies of their labels in bits (None without labels).
 
-    The means over clients leave out clients without a label.
+    Means over clients leave out clients without labels.
     """
 
     clients: int
     examples: int
     fewest: int  # examples of a client
-    median: float
-    most: int
+    median: float  # examples of a client
+    most: int  # examples of a client
     client_entropy: float | None = None  # of a client's labels, mean over clients
     label_entropy: float | None = None  # of all labels together
     distinct_labels: float | None = None  # of a client, mean over clients
 
 
 def describe(count: np.ndarray, histogram: np.ndarray | None) -> Statistics:
-    """Describe clients of `count[client]` examples with `histogram[client, label]` labels.
+    """Return statistics of clients.
 
-    An example may have no label or several, so the histogram need not sum to the counts.
+    Args:
+        count: The number of examples of each client.
+        histogram: The number of examples with each label: `[clients, labels]`. It need not add up
+            to `count`, because an example may have no label or several.
     """
     sizes = Statistics(
         clients=len(count),
@@ -49,7 +52,7 @@ def _entropy(histogram: np.ndarray) -> np.ndarray:
     """The entropy of each row, in bits; 0 for an empty row."""
     share = histogram / np.maximum(histogram.sum(axis=1, keepdims=True), 1)
     logarithm = np.log2(share, out=np.zeros(share.shape), where=share > 0)
-    entropy: np.ndarray = np.abs((share * logarithm).sum(axis=1))  # of a number never above 0
+    entropy: np.ndarray = np.abs((share * logarithm).sum(axis=1))  # the sum is never above 0
     return entropy
 
 
@@ -57,7 +60,7 @@ def label_histogram(shards: Shards, labels: int) -> np.ndarray:
     """Count the examples of each label of each client: [clients, labels]."""
     start, count = np.asarray(shards.start), np.asarray(shards.count)
     owner, rows = _spread(start, count)
-    if isinstance(shards.y, Ragged):  # an example has any number of labels
+    if isinstance(shards.y, Ragged):  # an example may have any number of labels
         first, length = np.asarray(shards.y.start)[rows], np.asarray(shards.y.length)[rows]
         example, places = _spread(first, length)
         owner, values = owner[example], np.asarray(shards.y.values)[places]
@@ -69,7 +72,7 @@ def label_histogram(shards: Shards, labels: int) -> np.ndarray:
 
 
 def _spread(start: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For every i, the count[i] numbers from start[i] on; before them, the i of each."""
+    """Return the numbers start[i] ... start[i] + count[i] - 1 for all i, and the i of each."""
     owner = np.repeat(np.arange(len(count)), count)
     offset = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
     return owner, start[owner] + offset

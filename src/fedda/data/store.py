@@ -1,9 +1,8 @@
-"""A data set on disk: converted once, then memory-mapped.
+"""A data set on disk, which is converted once and then mapped into memory.
 
-A store is a folder of plain arrays and `meta.json`, which describes them and is written last. The
-folder appears under its name only when it is whole, so a killed import leaves nothing that could
-be taken for data. Clients may be written in any order; they are read in the order of their ids,
-compared as text.
+A store is a folder of arrays with a description, `meta.json`. A store is written to a temporary
+folder and renamed when it is complete, so a killed import leaves no incomplete store. Clients may
+be written in any order. They are read in the order of their ids, sorted as text.
 """
 
 import ctypes
@@ -26,25 +25,25 @@ import psutil
 
 from fedda.errors import InputError
 
-VERSION = 1  # of the layout below: a store of another version is imported again
-LONGEST_ID = 1024  # bytes; all ids of a split are stored with the length of the longest
-WORK = ".fedda-import-"  # how the names of temporary folders begin
+VERSION = 1  # of the format; a store of another version is imported again
+LONGEST_ID = 1024  # bytes; all ids of a split take as many bytes as the longest
+WORK = ".fedda-import-"  # prefix of temporary folders
 
 _INT32, _INT64 = np.dtype(np.int32).str, np.dtype(np.int64).str
 
-# What can go wrong while reading metadata that somebody has changed.
+# The errors of reading metadata that a user has edited.
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 
 
 class Rows(NamedTuple):
-    """Examples of unequal lengths, one after the other."""
+    """Examples of different lengths, one after the other."""
 
     values: np.ndarray
     length: np.ndarray  # of each example
 
 
 Column = np.ndarray | Rows
-Client = tuple[str, Mapping[str, Column]]  # an id, and columns over the client's examples
+Client = tuple[str, Mapping[str, Column]]  # the id, and columns with the client's examples
 
 
 def num_examples(columns: Mapping[str, Column]) -> int:
@@ -54,26 +53,26 @@ def num_examples(columns: Mapping[str, Column]) -> int:
 
 
 class Source(NamedTuple):
-    """The data that a reader gives: clients for each split, one at a time, and texts.
+    """The data that a reader returns: the clients of each split, and text files.
 
-    Every client has the columns `x` and `y`. A column has one dtype and one shape per example in
-    all of a split.
+    Every client has the columns `x` and `y`. In a split, a column has one dtype, and all its
+    examples have one shape.
     """
 
     splits: Mapping[str, Iterable[Client]]
-    texts: Callable[[], Mapping[str, str]] = dict  # vocabularies; called after the clients
+    texts: Callable[[], Mapping[str, str]] = dict  # vocabularies; called after the clients are read
     description: str = ""
 
 
-class Stale(Exception):  # noqa: N818 - a state, met on the way to a rebuild
-    """A store that must not be read: of another version, from other files, or not whole."""
+class Stale(Exception):  # noqa: N818 - usually handled by a new import
+    """A store cannot be used: it has another version, is incomplete, or its files have changed."""
 
 
 @dataclass(frozen=True)
 class Field:
-    """One column of a split, as it lies on disk."""
+    """One column of a split on disk."""
 
-    values: np.ndarray  # [examples, ...], or the parts of all examples if ragged
+    values: np.ndarray  # [examples, ...]; if ragged, the values of all examples in one axis
     length: np.ndarray | None  # [examples], if ragged
     first: np.ndarray | None  # [clients]: where each client's values begin, if ragged
 
@@ -128,7 +127,7 @@ class Store:
 
 
 def write(path: Path, source: Source, origin: Mapping[str, Any]) -> Store:
-    """Write or replace a store and open it. `origin` says what it was made from."""
+    """Write or replace a store and open it. `origin` describes the files it was made from."""
     with work_folder(path) as work:
         build(work / "new", source, origin)
         put(work / "new", path)
@@ -164,9 +163,10 @@ def _to_disk(file: Path) -> None:
 
 @contextmanager
 def work_folder(path: Path) -> Iterator[Path]:
-    """Make a temporary folder beside a store, and remove those of imports that were killed.
+    """Make a temporary folder beside a store, and remove the folders of killed imports.
 
-    The name of a folder has the machine and the process, which tell whether it is still in use.
+    The name of a folder contains the machine and the process id. A folder of a process that no
+    longer exists is removed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     here = f"{WORK}{platform.node()}-"
@@ -179,7 +179,7 @@ def work_folder(path: Path) -> Iterator[Path]:
 
 
 def put(folder: Path, path: Path) -> None:
-    """Give a new store its path. An old store at the path moves to beside where the new one was."""
+    """Move a new store to its path. An old store at this path moves to the new store's folder."""
     if not path.exists():
         os.rename(folder, path)
     elif not _exchange(folder, path):
@@ -193,9 +193,9 @@ def put(folder: Path, path: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchange the names of two folders at once. False where the system cannot do that."""
+    """Exchange two folders atomically. Return False if the system cannot do that."""
     try:
-        rename = ctypes.CDLL(None).renameat2  # of Linux; Python has no function for it
+        rename = ctypes.CDLL(None).renameat2  # only on Linux; Python has no function for it
     except AttributeError:
         return False
     here, exchange = -100, 2  # AT_FDCWD and RENAME_EXCHANGE
@@ -203,7 +203,11 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def open_store(path: Path) -> Store:
-    """Map a store into memory. Raises `Stale` if it is not one that this version wrote whole."""
+    """Map a store into memory.
+
+    Raises:
+        Stale: The store is incomplete, damaged, or of another version.
+    """
     try:
         meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
         if meta["version"] != VERSION:
@@ -228,7 +232,7 @@ def verify(path: Path) -> list[str]:
     """Read every byte of a store and return the names of its files.
 
     Raises:
-        Stale: A byte differs from what was written.
+        Stale: A file has changed since it was written.
     """
     files = open_store(path).meta["files"]
     for name, facts in files.items():
@@ -244,7 +248,7 @@ def sha256(path: Path) -> str:
 
 
 class _ColumnWriter:
-    """One column while it is written."""
+    """Writes one column."""
 
     def __init__(self, stack: ExitStack, path: Path, first: Column) -> None:
         self.form = _form(first)
@@ -259,8 +263,9 @@ class _ColumnWriter:
         rows = len(values if length is None else length)
         if rows != count or _form(column) != self.form:
             raise InputError(
-                f"client {client} has {rows} examples of the form {_form(column)} in one column, "
-                f"expected {count} of {self.form}, as the others have. Correct the data."
+                f"client {client} has {rows} examples of the form {_form(column)} in a column, "
+                f"expected {count} of the form {self.form}, as in other clients or columns. "
+                "Correct the data."
             )
         self.begins.append(self.total)
         self.total += len(values)
@@ -270,14 +275,14 @@ class _ColumnWriter:
 
 
 def _form(column: Column) -> dict[str, Any]:
-    """The type of a column, as `meta.json` has it."""
+    """Return the type of a column for `meta.json`."""
     ragged = isinstance(column, Rows)
     values = column.values if isinstance(column, Rows) else column
     return {"dtype": values.dtype.str, "shape": list(values.shape[1:]), "ragged": ragged}
 
 
 def _write_split(folder: Path, clients: Iterable[Client]) -> dict[str, Any]:
-    """Write one client after another; only ids and counts are held in memory."""
+    """Write the clients of a split. Only their ids and counts are kept in memory."""
     folder.mkdir()
     writers: dict[str, _ColumnWriter] = {}
     ids: list[bytes] = []
@@ -295,7 +300,7 @@ def _write_split(folder: Path, clients: Iterable[Client]) -> dict[str, Any]:
     order = sorted(range(len(ids)), key=ids.__getitem__)
     for one, other in pairwise(order):
         if ids[one] == ids[other]:
-            raise InputError(f"the client {ids[one].decode()!r} is given twice in {folder.name!r}.")
+            raise InputError(f"the client {ids[one].decode()!r} occurs twice in {folder.name!r}.")
     count = np.array(counts, np.int64)
     index = {"client": np.array(ids), "start": np.cumsum(count) - count, "count": count}
     for name, writer in writers.items():
@@ -308,13 +313,13 @@ def _write_split(folder: Path, clients: Iterable[Client]) -> dict[str, Any]:
 
 
 def encoded_id(client: str) -> bytes:
-    """Return the bytes of a client id, if it can be stored."""
+    """Return the bytes of a client id, or raise an `InputError` if it cannot be stored."""
     encoded = client.encode(errors="ignore")
     readable = encoded.decode() == client and client and "\0" not in client
     if not readable or len(encoded) > LONGEST_ID:
         raise InputError(
-            f"the client id {client[:60]!r} is not UTF-8, is empty, has the character NUL or has "
-            f"more than {LONGEST_ID:,} bytes. Rename the client, or name another column of clients."
+            f"the client id {client[:60]!r} must be UTF-8 text of 1 to {LONGEST_ID:,} bytes "
+            "without the character NUL. Rename the client, or choose another column of clients."
         )
     return encoded
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from fedda.data.federation import Ragged, Shards
+from fedda.data.federation import Ragged, Shards, all_clients
 from fedda.data.store import Column, Rows, Split
 
 PROGRAM_BYTES = 64e6  # of the examples that one call of a compiled program gets, about
@@ -17,22 +17,13 @@ XY: Columns = ("x", "y")
 
 def resident(split: Split, most: int | None = None, columns: Columns = XY) -> Shards:
     """Put all clients of a split on the device, each with its first `most` examples."""
-    count = _capped(split, most)
     whole = {}
     for name in set(columns):
         field = split.fields[name]
         length = field.length
         whole[name] = _on_device(field.values if length is None else Rows(field.values, length))
     x, y = (whole[name] for name in columns)
-    return Shards(
-        x=x,
-        y=y,
-        start=jnp.asarray(split.start.astype(np.int32)),
-        count=jnp.asarray(count),
-        max_count=int(count.max()),
-        num_clients=split.num_clients,
-        even=bool(count.min() == count.max()),
-    )
+    return all_clients(x, y, split.start, _capped(split, most))
 
 
 def union(split: Split, most: int | None = None, columns: Columns = XY) -> tuple[Any, Any]:

@@ -1,9 +1,9 @@
-"""FedProx's synthetic federation: clients that differ in their inputs and in their labelling rule.
+"""FedProx's synthetic federation: clients differ in their inputs and in their labelling rule.
 
 Li et al. (2020), "Federated optimization in heterogeneous networks", section 5.1. The paper writes
-N(0, alpha) and N(0, beta), which reads as variances; the program published with it takes them as
-standard deviations. This module does as the program does, because the paper's results are of its
-data. The readings differ only where a value is neither 0 nor 1, as in synthetic(0.5, 0.5).
+N(0, alpha) and N(0, beta), where alpha and beta look like variances. The authors' program uses them
+as standard deviations, and so does this module, because the paper's results are made with this
+program. The two differ only if a value is neither 0 nor 1, as in synthetic(0.5, 0.5).
 """
 
 import math
@@ -23,7 +23,7 @@ Examples = tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]  # [n, features
 
 class Synthetic(NamedTuple):
     train: list[Examples]  # of each client
-    test_x: npt.NDArray[np.float32]  # of all clients, one after the other
+    test_x: npt.NDArray[np.float32]  # of all clients, in order
     test_y: npt.NDArray[np.int32]
     weights: Floats  # [clients, features, classes]: a client's label is argmax(x @ weights + bias)
     biases: Floats  # [clients, classes]
@@ -32,14 +32,19 @@ class Synthetic(NamedTuple):
 def generate(
     alpha: float, beta: float, clients: int = 30, seed: int = 0, iid: bool = False
 ) -> Synthetic:
-    """Synthetic(alpha, beta), or with `iid` its counterpart in which all clients are alike.
+    """Return the data set synthetic(alpha, beta).
 
-    `alpha` is by how much the clients' labelling rules differ, `beta` their inputs. At 0 and 0 the
-    clients still differ, each with a rule and a mean of its own; only `iid` gives them the same.
+    Args:
+        alpha: How much the labelling rules of clients differ.
+        beta: How much the inputs of clients differ.
+        clients: The number of clients.
+        seed: The seed of the random numbers.
+        iid: Whether all clients have the same rule and the same distribution of inputs. Even with
+            alpha = beta = 0, each client has another rule and another mean otherwise.
     """
     _check(alpha, beta, clients, seed, iid)
-    # RandomState, because NumPy promises never to change its stream. The draws come in the order of
-    # the published programs, which give the same examples if NumPy's global state is seeded alike.
+    # NumPy never changes the stream of RandomState. The draws are in the order of the published
+    # programs, so with the same seed of NumPy's global state these return the same examples.
     rng = np.random.RandomState(seed)
     sizes = rng.lognormal(4, 2, clients).astype(int) + 50
     if iid:
@@ -56,8 +61,8 @@ def generate(
         weights, bias = common if iid else _draw_rule(rng, rule_means[client])
         noise = rng.standard_normal((size, NUM_FEATURES))
         x = (means[client] + deviations * noise).astype(np.float32)
-        # Of the rounded inputs, so that the rule holds for the data as given. Softmax keeps the
-        # order of its arguments, so it is left out.
+        # Computed from the rounded inputs, so that the rule holds for the returned data. Softmax is
+        # left out, because it does not change the largest value.
         y = np.argmax(x.astype(np.float64) @ weights + bias, axis=1).astype(np.int32)
         kept = int(0.9 * size)  # the rows are already in random order
         train.append((x[:kept], y[:kept]))
@@ -81,7 +86,7 @@ def _check(alpha: float, beta: float, clients: int, seed: int, iid: bool) -> Non
         if not 0 <= value < math.inf:
             raise InputError(f"{name} must be a finite number, 0 or more, got {value!r}.")
         if iid and value:
-            raise InputError(f"{name} must be 0 where all clients are alike, got {value!r}.")
+            raise InputError(f"{name} must be 0 if iid is true, got {value!r}.")
     check_whole_number("clients", clients, 1)
     if not 0 <= seed < 2**32:
         raise InputError(f"seed must be 0 or more and below 2**32, got {seed}.")

@@ -1,6 +1,6 @@
-"""Tables in files: a file or a folder of CSV, Parquet or NumPy files, whose rows are examples.
+"""Tables in files: CSV, Parquet or NumPy files, whose rows are examples.
 
-Training and test examples may be apart, in files or folders of the names train and test.
+Training and test examples may be in separate files or folders with the names train and test.
 """
 
 from pathlib import Path
@@ -13,9 +13,9 @@ from fedda.data.tables import CLIENT, Choices, Part, chosen_features
 from fedda.errors import InputError
 
 LAYOUT = (
-    "a table of your own: .csv, .tsv, .parquet or .npz files with a client and a label for every "
-    "row, or a folder with one such file for each client; train and test apart in folders of these "
-    "names"
+    "a table: a .csv, .tsv, .parquet or .npz file with a client and a label in every row, or a "
+    "folder with one such file for each client. Training and test examples may be in separate "
+    "folders, train and test"
 )
 SPLITS = ("train", "test")
 
@@ -33,8 +33,8 @@ def read(path: Path, choices: Choices) -> tuple[list[Part], Choices]:
         choices: The columns to read; those not chosen have the defaults of `federation`.
 
     Returns:
-        The rows of each file, and the choices with the names of all columns; without a client if
-        every file is a client.
+        The rows of each file, and the choices with the names of all columns. If each file is a
+        client, the choices have no column of the client.
     """
     places = _places(path)
     if "train" not in places:
@@ -64,7 +64,10 @@ def read(path: Path, choices: Choices) -> tuple[list[Part], Choices]:
 def _part(file: Path, choices: Choices, is_test: bool | None) -> Part:
     client, label, features = choices.client, str(choices.label), list(choices.features or ())
     if client is None and CLIENT in columns.names_in(file):
-        raise InputError(f"{file} has {CLIENT!r}, but the first file has not: either all or none.")
+        raise InputError(
+            f"{file} has a column {CLIENT!r}, but the first file has none. Give it to all files or "
+            "to none."
+        )
     found = columns.load(file, [*([] if client is None else [client]), label, *features])
     rows = len(found[label])
     return Part(
@@ -78,7 +81,7 @@ def _part(file: Path, choices: Choices, is_test: bool | None) -> Part:
 
 
 def _places(path: Path) -> dict[str, Path]:
-    """The file or folder of each split. What is not split is there to train on."""
+    """Return the file or folder of each split. Without splits, all files are for training."""
     places = {
         split: place
         for split in SPLITS

@@ -11,8 +11,8 @@ from fedda.data import columns
 from fedda.data.columns import OPTIONS, Columns
 from fedda.errors import InputError, check_whole_number, is_finite, shown, unknown
 
-MOST_CLASSES = 100  # of labels, unless `target` says that they are classes
-CLIENT, LABEL = "client", "label"  # the names of their columns by default
+MOST_CLASSES = 100  # different labels, unless target="classes"
+CLIENT, LABEL = "client", "label"  # the default names of these columns
 TARGETS = ("classes", "numbers")
 
 
@@ -23,12 +23,12 @@ class Part(NamedTuple):
     client: np.ndarray
     label: np.ndarray
     features: Columns
-    is_test: bool | None = None  # None: neither training nor test examples yet
-    is_text: bool = False  # every value is text, also a number
+    is_test: bool | None = None  # None if the rows are not split into training and test yet
+    is_text: bool = False  # whether all values, also numbers, are text, as in CSV files
 
 
 class Choices(NamedTuple):
-    """The arguments of `fedda.federation` besides the source, which documents them."""
+    """The arguments of `fedda.federation` except the source; see its documentation."""
 
     client: str | None = None
     label: str | None = None
@@ -41,7 +41,7 @@ class Choices(NamedTuple):
 
 
 def check_choices(choices: Choices) -> None:
-    """Refuse arguments that are wrong for every source."""
+    """Check the arguments that do not depend on the source."""
     for option, names in (("features", choices.features), ("ignore", choices.ignore)):
         if isinstance(names, str):
             raise InputError(
@@ -63,7 +63,7 @@ def chosen_features(known: Sequence[str], choices: Choices, place: str) -> list[
 
     Args:
         known: The names of all columns.
-        choices: The choices, with the names of the label and, if a column has it, of the client.
+        choices: The choices. Its label is set, and its client unless each file is a client.
         place: The table, for messages.
     """
     special = [name for name in (choices.client, choices.label) if name is not None]
@@ -77,7 +77,7 @@ def chosen_features(known: Sequence[str], choices: Choices, place: str) -> list[
     if len(set(named)) < len(named):
         raise InputError(
             f"a column is named twice: {', '.join(named)}. The client, the label and each feature "
-            "must be different columns: a model that sees its label learns nothing else."
+            "must be different columns. A model must not get its label as a feature."
         )
     if not features:
         raise InputError(f"{place} has no columns of features: it has {', '.join(known)}.")
@@ -85,14 +85,14 @@ def chosen_features(known: Sequence[str], choices: Choices, place: str) -> list[
 
 
 def clients(name: str, column: np.ndarray, at: columns.At) -> list[str]:
-    """Return the name of the client of every row."""
+    """Return the name of the client of each row."""
     column = columns.plain(name, column, at)
     _refuse_missing(name, column, at)
     fractions = column.dtype.kind == "f" and (column % 1 != 0).any()
     if column.ndim != 1 or fractions:
         raise InputError(
-            f"the client {name!r} holds {column.dtype} of the shape {column.shape} in {at(0)}, "
-            f"expected text or a whole number for each row. {OPTIONS}"
+            f"the client column {name!r} holds {column.dtype} of the shape {column.shape} in "
+            f"{at(0)}, expected text or a whole number for each row. {OPTIONS}"
         )
     if column.dtype == object:
         return column.tolist()
@@ -117,7 +117,7 @@ def labels(column: np.ndarray, choices: Choices, at: columns.At) -> tuple[np.nda
     if column.ndim > 1 and (column.ndim, column.dtype.kind) != (2, "f"):
         raise InputError(
             f"the label {name!r} holds {column.dtype} of the shape {column.shape} in {at(0)}, "
-            f"expected one label for each row, or some floats for regression. {OPTIONS}"
+            f"expected one label for each row, or several floats for a regression. {OPTIONS}"
         )
     if (column.dtype.kind == "f" and choices.target != "classes") or choices.target == "numbers":
         numbers = columns.finite(name, column, at).astype(np.float32)
@@ -126,8 +126,7 @@ def labels(column: np.ndarray, choices: Choices, at: columns.At) -> tuple[np.nda
     if len(values) > MOST_CLASSES and choices.target is None:
         raise InputError(
             f"the label {name!r} has {len(values):,} different values, so it is unclear whether "
-            'they are classes. Say so with target="classes" or, to predict a number, '
-            'target="numbers".'
+            'they are classes. Give target="classes", or target="numbers" for a regression.'
         )
     number = {value: place for place, value in enumerate(values)}
     return np.array([number[value] for value in column.tolist()], np.int32), values
@@ -136,7 +135,7 @@ def labels(column: np.ndarray, choices: Choices, at: columns.At) -> tuple[np.nda
 def held_out(
     parts: Sequence[Part], names: Sequence[str], by_client: Sequence[np.ndarray], choices: Choices
 ) -> np.ndarray:
-    """Return for each row whether it is a test example; see `federation` for the rule."""
+    """Return a mask of the rows that are test examples; see `federation` for the rule."""
     is_test = np.repeat([bool(part.is_test) for part in parts], [len(part.label) for part in parts])
     if is_test.any() or not choices.test:
         return is_test

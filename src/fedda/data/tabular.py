@@ -69,32 +69,33 @@ def federation(
     seed: int = 0,
     prepare: bool = True,
 ) -> Federation:
-    """Make a federation of a table, a file or a dictionary.
+    """Return a federation of clients from a table, a file or a dictionary.
 
     Columns become features as `fedda.Preparation` describes: numbers are standardised, missing
     values replaced, text becomes one-hot. Labels that are text, booleans or whole numbers are
     classes; other numbers are targets of a regression, with `y` of the shape (examples, 1).
 
-    The test examples of a client are the whole number of rows nearest to the share `test`, at most
-    all but one, so with 0.2 a client with one or two rows has none. They are the rows whose
-    `seed:client:row` has the least SHA-256, where `row` counts the client's rows from 0. So the
-    choice for one client does not depend on other clients.
+    Each client holds out the share `test` of its rows, rounded to a whole number, but keeps at
+    least one row for training. With a share of 0.2, a client with one or two rows has no test
+    examples. The test examples are the rows whose text `seed:client:row` has the smallest SHA-256,
+    where `row` counts the client's rows from 0. So the split of a client does not depend on other
+    clients.
 
     Args:
-        source: One of the following. A pandas or Polars DataFrame with one row for each example.
-            The path of a CSV, Parquet or `.npz` file, or of a folder of such files; if there are
-            files or folders `train` and `test`, they are the training and the test examples. A
-            dictionary from client to `(x, y)`, where `x` is a DataFrame or a dictionary of
-            columns, which are prepared, or an array, which is used as it is.
-        client: The column of the client, by default `client`. By default, every file of a folder
-            is a client if there is no such column.
-        label: The column to predict, by default `label`, and in `.npz` files `y`.
-        features: The columns to predict from. None takes all others.
+        source: A pandas or Polars DataFrame with one row for each example; the path of a CSV,
+            Parquet or `.npz` file, or of a folder of such files; or a dictionary from client to
+            `(x, y)`. In a folder, files or folders with the names `train` and `test` hold the
+            training and the test examples. In a dictionary, `x` is a DataFrame or a dictionary of
+            columns, which are prepared, or an array, which is used unchanged.
+        client: The column of the client, by default `client`. If a folder has no such column, each
+            file is a client.
+        label: The column to predict, by default `label`, or `y` in `.npz` files.
+        features: The columns to predict from. By default all other columns.
         ignore: Columns to leave out.
-        target: `"classes"` or `"numbers"`, if the label should not be read as described above.
+        target: `"classes"` or `"numbers"`, to override the rule above.
         test: The share of each client's rows to hold out for testing. None or 0 holds out none.
-        seed: The seed of the choice of test examples.
-        prepare: False uses the numbers as they are, and refuses missing values and text.
+        seed: The seed of the test split.
+        prepare: If false, numbers are used unchanged, and missing values and text are errors.
 
     Returns:
         The federation, which `fedda.run` takes as `clients`. Clients of a table are in the order
@@ -181,12 +182,7 @@ def _of_client(name: Any, pair: Any, choices: Choices) -> Part:
     else:
         array = columns.plain("x", columns.of({"x": x})["x"], lambda row: f"{place}, row {row}")
         own = {"x": array[:, None] if array.ndim == 1 else array}
-    for each, column in own.items():
-        if len(column) != len(label):
-            raise InputError(
-                f"{place}: {each!r} has {len(column)} rows, but y has {len(label)}. Every example "
-                "needs both."
-            )
+    columns.check_lengths({"y": label, **own}, place)
     return Part(place=place, client=np.full(len(label), name, object), label=label, features=own)
 
 
@@ -194,9 +190,9 @@ def build(parts: Sequence[Part], choices: Choices, names: list[str] | None = Non
     """Make a federation of the rows of all parts.
 
     Args:
-        parts: Rows of one form.
+        parts: The rows.
         choices: The arguments of `federation`.
-        names: All clients in their order. None takes those of the rows, sorted.
+        names: All clients in order. By default the clients of the rows, sorted.
     """
     ends = np.cumsum([len(part.label) for part in parts])
 
@@ -264,7 +260,7 @@ def _examples(
         return numbers[0], None
     if any(column.ndim > 1 for column in numbers):
         raise InputError(
-            "features must be single values, or be one column of lists or arrays; "
-            f"{', '.join(found)} are of both kinds. Choose with features."
+            "features must be columns of single values, or one column of lists or arrays, got both "
+            f"kinds: {', '.join(found)}. Choose columns with features."
         )
     return columns.narrowed(np.stack(numbers, axis=1)), None

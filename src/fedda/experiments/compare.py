@@ -1,7 +1,7 @@
 """A comparison: several algorithms on one task, each with one or more seeds.
 
-The directory of a comparison holds a run directory for each run, `<algorithm>-seed<seed>`, and
-`comparison.toml` with the whole configuration of every run, also of those that have not begun.
+The directory of a comparison contains a run directory for each run, `<algorithm>-seed<seed>`, and
+`comparison.toml` with the complete configuration of every run, even if it has not started.
 """
 
 import tomllib
@@ -19,8 +19,8 @@ from fedda.tasks import config
 from fedda.tasks.config import Config
 
 FILE = "comparison.toml"
-Plans = dict[str, Config]  # by the names of their directories
-Tell = Callable[[Progress | None], None]  # called at every evaluation, and before with None
+Plans = dict[str, Config]  # the configuration of each run, by the name of its directory
+Tell = Callable[[Progress | None], None]  # called with None at the start, then with evaluations
 Track = Callable[[str], Tell]  # called with the label of each run
 
 
@@ -34,8 +34,8 @@ def plans(settings: Mapping[str, Mapping[str, Any]], first_seed: int, seeds: int
     runs = {directory_name(plan): plan for plan in planned}
     if len(runs) < len(planned):
         raise InputError(
-            f"{len(planned) - len(runs)} of the {len(planned)} runs have the name of another one. "
-            "Results are listed under the name of an algorithm's file: rename one of the files."
+            f"{len(planned) - len(runs)} of the {len(planned)} runs have the name of another run. "
+            "A run has the name of its algorithm's file: rename one of the files."
         )
     return runs
 
@@ -43,7 +43,7 @@ def plans(settings: Mapping[str, Mapping[str, Any]], first_seed: int, seeds: int
 def shared(
     compared: list[str], values: Mapping[str, Any]
 ) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Return for each algorithm the settings that it has, and a note on each that some lack."""
+    """Return the settings of each algorithm, and a note on each setting that some do not have."""
     task = config.resolve({key: values[key] for key in values if key == "task"}).task
     common = {*config.FIELDS, *config.task_settings(task)}
     methods = {name: config.resolve({"algorithm": name}).method for name in compared}
@@ -74,14 +74,14 @@ def directory_name(plan: Config) -> str:
 
 
 def train(planned: Plans, directory: Path, track: Track) -> list[dict[str, Any]]:
-    """Train what has not been trained of these runs.
+    """Train the runs that have not finished yet.
 
     Returns:
-        The summaries of all of them.
+        The summaries of all runs.
 
     Raises:
-        InputError: Another process has the directory, or it holds something else, or one of these
-            runs with other settings.
+        InputError: The directory is in use, is not that of a comparison, or has a run with other
+            settings.
     """
     first = next(iter(planned.values()))
     if not (directory / FILE).exists():
@@ -93,7 +93,7 @@ def train(planned: Plans, directory: Path, track: Track) -> list[dict[str, Any]]
         known = written(directory)
         for name in known.keys() & planned.keys():
             check_same(directory / name, known[name].flat(), planned[name].flat(), api.CHANGEABLE)
-        runs = known | planned | known  # the order of before, and the settings
+        runs = known | planned | known  # the known runs first, with their settings
         text = "".join(f"[{name}]\n{config.dump(plan)}\n" for name, plan in runs.items())
         write_whole(directory / FILE, sealed(text))
         for name, plan in planned.items():

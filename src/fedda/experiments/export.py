@@ -35,13 +35,13 @@ def export(source: Path, file: Path) -> tuple[dict[str, np.ndarray], list[str]]:
     named = {_dotted(name): array for name, array in saved.parameters(arrays).items()}
     if not named:
         raise InputError(
-            f"got {source}, which holds no parameters of one run; expected a run directory or a "
-            "file of result.save. Give one of these."
+            f"got {source}, which does not hold the parameters of one run; expected a run "
+            "directory or a file of result.save. Give one of these."
         )
     if file.suffix == ".npz":
         halves = [name for name, array in named.items() if array.dtype == jnp.bfloat16]
         if halves:
-            notes.append(".npz files lack bfloat16: those arrays are written as float32, exactly.")
+            notes.append(".npz files lack bfloat16: these arrays are written as float32, exactly.")
         named |= {name: named[name].astype(np.float32) for name in halves}
         # numpy.savez takes names as keywords, and would refuse an array of the name "file".
         with replacing(file) as opened, zipfile.ZipFile(opened, "w") as archive:
@@ -54,7 +54,7 @@ def export(source: Path, file: Path) -> tuple[dict[str, np.ndarray], list[str]]:
 
 
 def _dotted(name: str) -> str:
-    """Return a name such as `layers.0.kernel`."""
+    """Return the name of an array as in PyTorch, such as `layers.0.kernel`."""
     return ".".join(str(key) for _, key in steps(name)) or "params"
 
 

@@ -1,6 +1,6 @@
-"""A run of the command: a configuration names a task and an algorithm, and becomes a run directory.
+"""A run of the command: train a configuration of a task and an algorithm in a run directory.
 
-Of several processes that train one run, only the first has the directory.
+If several processes train one run, only the first writes to the directory.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ class Outcome(NamedTuple):
     Attributes:
         result: The state and the history.
         summary: The content of `summary.json`.
-        notes: What a person should know about how the run was continued or kept.
+        notes: Whether the run was resumed, and why checkpoints could not be written, if any failed.
     """
 
     result: Result
@@ -64,9 +64,8 @@ def resume(
 
     Args:
         directory: The directory.
-        given: Settings, which may repeat those of the run but not change them, except for the
-            number of devices, as the next machine may have another, how often a checkpoint is
-            kept from now on, and the number of rounds, which may grow.
+        given: Settings. They must be those of the run, except for the number of devices, the
+            interval of checkpoints, and the number of rounds, which may grow.
         on_progress: Called with None before programs are compiled, then after every evaluation.
     """
 
@@ -83,7 +82,7 @@ def resume(
 
 
 class Prepared(NamedTuple):
-    """What a configuration names, loaded and checked."""
+    """The problem, the program and the hyper-parameters of a configuration."""
 
     problem: tasks.Problem
     setup: simulate.Setup
@@ -91,7 +90,7 @@ class Prepared(NamedTuple):
 
 
 def prepare(config: Config) -> Prepared:
-    """Load what a configuration names, and check all of it."""
+    """Load and check the problem and the algorithm of a configuration."""
     problem = tasks.load(config)
     shared = {name: getattr(config, name) for name in KEYWORDS if name in configs.FIELDS}
     setup, hyper = api.prepare(
@@ -115,7 +114,7 @@ def prepare(config: Config) -> Prepared:
 def train(
     config: Config, prepared: Prepared, directory: Path, on_progress: OnProgress | None = None
 ) -> Outcome:
-    """Train a configuration to its end, in a new directory or in one that was begun with it."""
+    """Train a configuration, in a new directory or in the directory of the same run."""
     problem, setup, hp = prepared
     metric = problem.metrics[0].__name__
 
@@ -173,7 +172,7 @@ def _summary(config: Config, prepared: Prepared, result: Result) -> dict[str, An
         **{name: last[name] for name in simulate.TOTALS},
         "precision": config.precision,
         "padding_waste": simulate.padding_waste(setup, config.seed),
-        "devices": 1 if mesh is None else mesh.size,  # that were used
+        "devices": 1 if mesh is None else mesh.size,
         "processes": jax.process_count(),
     }
     if result.per_client is not None:

@@ -1,14 +1,14 @@
-"""A sweep: every point of one algorithm's grid, trained together, and the best by a stated rule.
+"""A sweep: train all points of an algorithm's grid together, and rank them.
 
-A sweep's directory is a run directory, with `points.jsonl` in place of the metrics: a line for each
-point and seed, with its values, its last row and its failures. A sweep that was killed continues
-after the last batch of points that was finished. `config.toml` has what all points share, and
-`preset.toml` the best point, as a configuration that `fedda run` takes.
+The directory of a sweep is a run directory with `points.jsonl` instead of `metrics.jsonl`. It has
+a line for each point and seed, with the hyper-parameters, the last evaluation and the number of
+failures. A killed sweep continues after the last finished batch of points. `config.toml` has the
+settings that all points share. `preset.toml` has the best point as a configuration for `fedda run`.
 
-The `train_loss` of a line is the mean over the last rounds, by which the papers of FedDA and FedOpt
-choose: over 100 of them, or half of all if there are fewer than 200. The code of FedOpt chooses by
-training accuracy: `train_accuracy`, over the same rounds. Both are of the examples that clients
-visit, before each of their steps.
+The `train_loss` of a line is the mean over the last 100 rounds, or over half of the rounds if there
+are fewer than 200. The papers of FedDA and FedOpt choose by this number. The code of FedOpt chooses
+by training accuracy: `train_accuracy`, over the same rounds. Both are measured on the examples of
+the local steps, before each step.
 """
 
 import dataclasses
@@ -49,15 +49,15 @@ def run(
     together: int | None = None,
     on_progress: Callable[[GridProgress | None], None] | None = None,
 ) -> dict[str, Any]:
-    """Train the points of a sweep that its directory does not hold yet.
+    """Train the points of a sweep that its directory does not contain yet.
 
     Args:
-        config: What all points share.
+        config: The settings that all points share.
         grid: The values of each hyper-parameter.
-        seeds: The number of seeds, from that of the configuration.
-        directory: A new directory, or one of a sweep with the same configuration.
-        by: What the points are ranked by.
-        together: The number of runs to train at a time. None takes as many as fit in memory.
+        seeds: The number of seeds. The first is the seed of the configuration.
+        directory: A new directory, or that of a sweep with the same configuration.
+        by: The metric to rank the points by.
+        together: The number of runs to train at a time. None uses as many as fit in memory.
         on_progress: Called with None before programs are compiled, then after every evaluation.
 
     Returns:
@@ -138,7 +138,10 @@ def write_preset(directory: Path, config: Config, summary: Mapping[str, Any]) ->
 
 
 def evaluate_every(rounds: int) -> int:
-    """So that the last row is about just the averaged rounds, with at most ten rows before it."""
+    """Return the interval of evaluations such that the last row averages the last rounds.
+
+    At most ten evaluations come before it.
+    """
     last = averaged(rounds)
     before = rounds - last
     few = range(max(last, -(-rounds // 10)), before)
@@ -146,7 +149,7 @@ def evaluate_every(rounds: int) -> int:
 
 
 def _points(config: Config, grid: Grid, seeds: int) -> dict[Point, Any]:
-    """Every point of the grid with every seed, and its `Hyper`, checked."""
+    """Return the checked hyper-parameters of every point of the grid with every seed."""
     record, base = algorithms.configure(config.method, config.chosen)
     wanted = range(config.seed, config.seed + seeds)
     planned = api.grid_points(config.algorithm, record, base._asdict(), grid, wanted)
@@ -154,7 +157,7 @@ def _points(config: Config, grid: Grid, seeds: int) -> dict[Point, Any]:
         Point(tuple(getattr(hyper, name) for name in grid), seed): hyper for hyper, seed in planned
     }
     if len(points) < len(planned):
-        raise InputError("the grid must not hold a value twice: leave one of the two out.")
+        raise InputError("the grid has a value twice. Remove one of the two.")
     if len(points) < 2:
         raise InputError(
             "a sweep trains at least two runs, got 1. Give several values, as in "
@@ -164,7 +167,7 @@ def _points(config: Config, grid: Grid, seeds: int) -> dict[Point, Any]:
 
 
 def _line(grid: Grid, point: Point, row: Row) -> Row:
-    """What is written about a run."""
+    """Return the line of a run for `points.jsonl`."""
     return {
         "hyper": dict(zip(grid, point.values, strict=True)),
         "seed": point.seed,
@@ -178,7 +181,7 @@ def _point(line: Row) -> Point:
 
 
 def rank(lines: Iterable[Row], grid: Grid, by: str, higher_is_better: bool) -> list[dict[str, Any]]:
-    """The points, the best first: means over their seeds. Those that failed come last."""
+    """Return the means of each point over its seeds, the best first. Failed points come last."""
     found: dict[tuple[float, ...], list[Row]] = {}
     for line in lines:
         found.setdefault(tuple(line["hyper"].values()), []).append(line)
@@ -189,7 +192,8 @@ def rank(lines: Iterable[Row], grid: Grid, by: str, higher_is_better: bool) -> l
         ends = [
             name
             for name, values in grid.items()
-            if len(values) > 2 and hyper[name] in (min(values), max(values))  # of two, both are
+            if len(values) > 2
+            and hyper[name] in (min(values), max(values))  # of two values, both are ends
         ]
         means = {name: _mean([line[name] for line in own]) for name in names}
         values = [line[by] for line in own]
@@ -208,6 +212,7 @@ def rank(lines: Iterable[Row], grid: Grid, by: str, higher_is_better: bool) -> l
 
 
 def usable(point: Mapping[str, Any], by: str) -> bool:
+    """Return whether a point has no failures and a finite result."""
     return point["failures"] == 0 and point[by] is not None
 
 

@@ -1,4 +1,4 @@
-"""How the clients of each algorithm fare: the spread of the metric over them, and the worst."""
+"""The metric of each client: its mean, its spread, and the worst clients of each algorithm."""
 
 import math
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ import numpy as np
 from fedda.reports.runs import Run
 from fedda.reports.statistics import Curve, Interval, interval
 
-_POINTS = 101  # of a curve: more clients than that are too close to be seen
+_POINTS = 101  # of a curve; more points could not be distinguished
 
 
 class ClientRow(NamedTuple):
@@ -17,13 +17,13 @@ class ClientRow(NamedTuple):
 
     label: str
     clients: int
-    mean: Interval  # over the clients, each of which counts once
+    mean: Interval  # over the clients, all with the same weight
     spread: Interval  # the standard deviation over the clients
     worst: Interval  # the mean of the worst tenth of the clients
 
 
 class Clients(NamedTuple):
-    """The clients of all algorithms that were evaluated on every client."""
+    """The clients of the algorithms that were evaluated on every client."""
 
     metric: str
     on: str  # "test" or "train": the examples that were evaluated
@@ -34,12 +34,12 @@ class Clients(NamedTuple):
 def evaluated_clients(
     groups: dict[str, list[Run]], metric: str, higher_is_better: bool
 ) -> Clients | None:
-    """Return how the clients fare, or None if no run was evaluated on every client.
+    """Return the metrics of the clients, or None if no run was evaluated on every client.
 
     Args:
         groups: The runs of each label.
-        metric: The metric to show. Runs without it count as not evaluated.
-        higher_is_better: Whether a client with a higher metric fares better.
+        metric: The metric. Runs without it are left out.
+        higher_is_better: Whether higher values of the metric are better.
     """
     rows, curves, on = list[ClientRow](), list[Curve](), ""
     for label, runs in groups.items():

@@ -20,7 +20,7 @@ from fedda.reports.statistics import (
 )
 from fedda.storage.files import write_whole
 
-# Settings of the problem. A note says if runs differ in one of them.
+# The settings of the problem. A note warns if runs differ in one of them.
 _PROBLEM = ("task", "partition", "clients", "cohort", "rounds", "model", "batch", "local_work")
 _VIEWS = ("metric", "megabytes", "seconds")  # panels with the metric
 _AXES = {LINEAR: "{0}", LOG: "{0}, log scale", LOG_ERROR: "{0}, log scale of 1 - {0}"}

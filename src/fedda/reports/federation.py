@@ -1,4 +1,4 @@
-"""The figure of a federation: images of some clients, sizes of clients, and how labels differ."""
+"""The figure of a federation: images of some clients, the sizes of clients, and their labels."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from fedda.reports.figures import BLUE, ORANGE, new_figure, save, style_axes
 SHEET = (6, 10)  # clients on the sheet of images, and images of each
 _COLUMNS = 50  # clients in the panel of labels
 _NAMES = 50  # labels whose names fit beside their panel
-_MOST_LABELS = 100  # of more labels only the most common are shown, as many as can be named
+_MOST_LABELS = 100  # if there are more labels, only the most common _NAMES are shown
 
 
 def draw(
@@ -24,7 +24,7 @@ def draw(
     labels: Sequence[str] = (),
     images: Sequence[np.ndarray] = (),
 ) -> None:
-    """Draw a federation. A panel whose data are missing is left out.
+    """Draw a federation. A panel without data is left out.
 
     Args:
         path: A PNG or PDF file.
@@ -32,8 +32,8 @@ def draw(
         count: The number of examples of each client.
         histogram: How often each client has each label: `[clients, labels]`.
         labels: The names of the labels.
-        images: First images of a few clients: `[images, height, width]`, or with one or three
-            colours as a last axis; of one size for all clients.
+        images: The first images of a few clients: `[images, height, width]`, or with a last axis
+            of one or three colours. All have one size.
     """
     about = describe(count, histogram)
     heights = [2.7]  # in inches
@@ -58,7 +58,7 @@ def draw(
 
 
 def _sheet(images: Sequence[np.ndarray]) -> np.ndarray:
-    """Put images into one, a row for each client: `[height, width, 3]`, from 0 to 1."""
+    """Return one image `[height, width, 3]` from 0 to 1, with a row of images for each client."""
     clients, columns = SHEET
     some = [np.asarray(own[:columns], float) for own in images[:clients]]
     low, high = min(own.min() for own in some), max(own.max() for own in some)
@@ -67,7 +67,7 @@ def _sheet(images: Sequence[np.ndarray]) -> np.ndarray:
     rows = []
     for own in some:
         pixels = (own.reshape(len(own), height, width, -1) - low) / (high - low or 1)
-        # A grey frame, because the background of images may be as white as the page.
+        # A grey frame separates images with a white background from the page.
         framed = np.full((columns, height + 2 * gap, width + 2 * gap, 3), 1.0)
         framed[: len(own)] = 0.8
         framed[: len(own), gap:-gap, gap:-gap] = pixels
@@ -78,7 +78,9 @@ def _sheet(images: Sequence[np.ndarray]) -> np.ndarray:
 def _draw_sizes(axes: Any, count: np.ndarray, about: Statistics) -> None:
     bars = int(np.clip(2 * np.sqrt(about.clients), 8, 32))
     empty = ""
-    if about.most > 10 * max(about.median, 1):  # a linear axis would have most in the first bar
+    if about.most > 10 * max(
+        about.median, 1
+    ):  # on a linear axis, most clients would be in the first bar
         bounds = np.geomspace(max(about.fewest, 1), about.most + 1, bars + 1)
         edges: np.ndarray = np.unique(bounds.round()) - 0.5
         axes.set_xscale("log")
@@ -106,14 +108,14 @@ def _draw_labels(
 ) -> None:
     colors = import_extra("matplotlib.colors", extra="report", action="draw figures")
     clients, labels = histogram.shape
-    # At equal distances, so that a federation sorted by client shows all its kinds of client.
+    # Clients at equal distances, because similar clients may be neighbours.
     picked = histogram[np.unique(np.linspace(0, clients - 1, _COLUMNS).round().astype(int))]
     share = picked[:, shown] / np.maximum(picked.sum(axis=1, keepdims=True), 1)
-    # By most common label, those with most of it first; clients without a shown label come last.
+    # Sorted by the most common label, then by its share. Clients without a shown label come last.
     commonest = np.where(share.any(axis=1), share.argmax(axis=1), len(shown))
     share = share[np.lexsort((-share.max(axis=1), commonest))]
-    # One client of few examples must not make the others pale. The square root separates few from
-    # none, which look alike on a linear scale.
+    # A single client with few examples must not make the others pale. The square root makes small
+    # shares visible.
     darkest = float(np.quantile(share, 0.995) or share.max() or 1)
     norm = colors.PowerNorm(0.5, vmin=0, vmax=darkest)
     image = axes.imshow(share.T, aspect="auto", interpolation="nearest", cmap="Blues", norm=norm)

@@ -15,23 +15,22 @@ from fedda.errors import import_extra
 from fedda.reports.statistics import Curve
 from fedda.storage.files import naming
 
-# Okabe and Ito's colours, less black and yellow, which vanish on a dark or a light page; then four
-# more, since a figure of the paper has ten methods. Then the colours come again with another dash.
+# Okabe and Ito's colours without black and yellow, which are invisible on a dark or a light page.
+# Four more, because a figure of the paper has ten methods. Further lines have another dash.
 COLOURS = (
     *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F"),
     *("#8A63D2", "#8A8D0F", "#D81B60", "#A0664F"),
 )
 BLUE, ORANGE, GREEN, PINK, YELLOW, SKY, GREY = COLOURS[:7]
 DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}  # ours and Matplotlib's
-FADED = "#8C8C8C"  # of lines in the background, on a light and a dark page
-MOST_COLOURS = 8  # of more lines than these, only the first FEW have a colour
+FADED = "#8C8C8C"  # the colour of lines in the background, for light and dark pages
+MOST_COLOURS = 8  # if there are more lines than this, only the first FEW have a colour
 FEW = 5
 
-# How a vertical axis counts: evenly; in powers of ten; or in powers of ten of 1 - value, which
-# separates accuracies near 1.
+# The scales of a vertical axis: linear, logarithmic, or logarithmic in 1 - value, which separates
+# accuracies near 1.
 LINEAR, LOG, LOG_ERROR = "linear", "log", "log error"
-EARLY = 0.1  # the share of a training whose values may leave the axes
-
+EARLY = 0.1  # the share of the training whose values may be outside of the axes
 
 # For each scale: from a value to its place on the axis, and back.
 _PLACES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
@@ -50,7 +49,7 @@ class Line(NamedTuple):
     curve: Curve
     style: int  # number of its colour and dash
     thick: bool = False  # and in front of the others
-    faded: bool = False  # grey, and behind the others
+    faded: bool = False  # grey, and behind the other lines
 
 
 class Panel(NamedTuple):
@@ -63,16 +62,16 @@ class Panel(NamedTuple):
     scale: str = LINEAR  # of the vertical axis
     markers: bool = False  # mark every point, on a logarithmic horizontal axis
     title: str = ""  # shown in files only: a page has headings
-    y_range: tuple[float, float] | None = None  # of the vertical axis, where curves leave it
+    y_range: tuple[float, float] | None = None  # of the vertical axis; None shows all values
 
     @property
     def band_opacity(self) -> float:
-        """The opacity of the bands; many lie on one another."""
+        """The opacity of the bands, which overlap if there are many."""
         return min(0.15, max(0.06, 0.5 / len(self.lines)))
 
     @property
     def x_ticks(self) -> list[float]:
-        """Ticks at the points, the last first; on a phone, labels need a factor between them."""
+        """Ticks at some of the points, the last first, with enough room for labels on a phone."""
         ticks: list[float] = []
         for x in sorted({x for line in self.lines for x in line.curve.x}, reverse=True):
             if not ticks or x < ticks[-1] / 1.8:
@@ -91,21 +90,22 @@ def metric_label(key: str) -> str:
 
 
 def sentence_case(text: str) -> str:
-    """Raise the first letter. Unlike `str.capitalize`, leave MSE as it is."""
+    """Capitalise the first letter. Unlike `str.capitalize`, do not change MSE."""
     return text[0].upper() + text[1:]
 
 
 def lines_of(curves: Sequence[Curve]) -> list[Line]:
-    """Return the curves as lines, in the order of their importance. Of many, a few have colours."""
+    """Return the curves as lines. If there are many, only the first few have colours."""
     most = FEW if len(curves) > MOST_COLOURS else len(curves)
     return [Line(curve, number, faded=number >= most) for number, curve in enumerate(curves)]
 
 
 def choose_scale(curves: Iterable[Curve], higher_is_better: bool) -> str:
-    """Return the scale on which curves are apart that a linear axis flattens against its edge.
+    """Return a scale on which the curves are separated.
 
-    Values that span more than a factor of ten need a logarithmic axis: a method that diverges, or
-    the untrained model, would take all the room. If higher is better, the distance to 1 counts.
+    Values that differ by more than a factor of ten need a logarithmic axis, because a diverging
+    method or the untrained model would need most of a linear axis. If higher values are better, the
+    distance to 1 is used.
     """
     means = [mean for curve in curves for mean in curve.mean if math.isfinite(mean)]
     if not means:
@@ -117,9 +117,10 @@ def choose_scale(curves: Iterable[Curve], higher_is_better: bool) -> str:
 
 
 def late_range(curves: Iterable[Curve], scale: str) -> tuple[float, float] | None:
-    """Return the range of the means after the first tenth of each curve, with a little room.
+    """Return the range of the means after the first tenth of each curve, with a small margin.
 
-    The first evaluations would take most of the axis. None if there are no two finite values.
+    The first evaluations would need most of the axis. The result is None if there are no two
+    different finite values.
     """
     to_place, to_value = _PLACES[scale]
     late = [
@@ -136,9 +137,10 @@ def late_range(curves: Iterable[Curve], scale: str) -> tuple[float, float] | Non
 
 
 def spread(wanted: Sequence[float], gap: float, end: float) -> list[float]:
-    """Return places near the wanted ones that are a gap apart and, if there is room, below `end`.
+    """Return positions for labels at the ends of lines.
 
-    The order stays. Labels at the ends of lines stand at these places.
+    They are near the wanted positions, in the same order, with a gap between them and, if there is
+    room, below `end`.
     """
     order = sorted(range(len(wanted)), key=wanted.__getitem__)
     placed = list(wanted)
@@ -175,7 +177,7 @@ def legend_below(figure: Any, columns: int) -> None:
 def save(figure: Any, *paths: Path, dpi: int = 200) -> list[Path]:
     """Write a figure to these files, whose suffixes choose PNG or PDF. Return the paths."""
     for path in paths:
-        # A date in the file would make the same figure differ from day to day.
+        # Without a date, the same figure gives the same file.
         undated = {"CreationDate": None} if path.suffix == ".pdf" else {}
         with naming(path):
             figure.savefig(path, dpi=dpi, metadata=undated)

@@ -29,7 +29,7 @@ def write(summary: Mapping[str, Any], path: Path) -> bool:
     figure = new_figure(1.6 + 0.9 * values.shape[1], 1.4 + 0.6 * values.shape[0])
     plot = figure.add_subplot(xlabel=axes[1], ylabel=axes[0])
     colours = "viridis" if summary["higher_is_better"] else "viridis_r"
-    plot.set_facecolor("0.85")  # where nothing was reached
+    plot.set_facecolor("0.85")  # the colour of points without a result
     plot.imshow(values, cmap=colours, aspect="auto", origin="lower")
     readable = {"facecolor": "white", "alpha": 0.7, "linewidth": 0}  # on any colour
     for (row, column), value in np.ndenumerate(values):

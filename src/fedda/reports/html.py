@@ -1,7 +1,7 @@
 """Web pages of results, from the templates in `templates/`.
 
-A page loads nothing: it can be mailed, archived and opened without a network. It serves a phone and
-a wide screen, light and dark.
+A page loads no other files, so it can be sent, archived and opened without a network. It fits
+phones and wide screens, in light and dark mode.
 """
 
 from functools import lru_cache
@@ -17,7 +17,7 @@ _DASHES = {"solid": "none", "dash": "7 4", "dot": "2 3", "dashdot": "7 3 2 3"}  
 
 @lru_cache
 def _environment(package: str) -> Any:
-    """Templates of a package, then those of this one. Values are escaped in HTML, not in text."""
+    """Return the templates of a package and of this one. Values are escaped in HTML only."""
     jinja2 = import_extra("jinja2", extra="report", action="write web pages")
     found = jinja2.Environment(
         loader=jinja2.ChoiceLoader([jinja2.PackageLoader(name) for name in (package, __package__)]),
@@ -38,7 +38,7 @@ def render(template: str, package: str = __package__, **values: Any) -> str:
     Args:
         template: A file in the folder `templates` of the package. It may extend `page.html`, the
             frame of every page, and define its block `body`. `parts.html` has macros for tables,
-            for facts that unfold, and for interactive plots.
+            for collapsible details, and for interactive plots.
         package: The package of the template.
         values: The variables of the template.
     """
@@ -46,7 +46,7 @@ def render(template: str, package: str = __package__, **values: Any) -> str:
 
 
 def plot_data(panel: Panel) -> dict[str, Any]:
-    """Return a panel as `templates/plots.js` draws it."""
+    """Return the data of a panel for `templates/plots.js`."""
     lines = []
     for line in panel.lines:
         colour, dash = line_style(line.style)

@@ -15,7 +15,7 @@ from fedda.storage.schema import NUMBER_OR_NULL, mismatch
 
 Evaluation = dict[str, Any]
 
-# What is read of a run's files; they hold more.
+# The values that are read from a run's files, which contain more.
 CONFIG = {"algorithm": str, "task?": str, "seed": int}
 PER_CLIENT = {
     "on": str,
@@ -69,8 +69,8 @@ def read_runs(paths: Iterable[str | Path]) -> list[Run]:
         logs = sorted(path.rglob("metrics.jsonl"))
         if not logs:
             raise InputError(
-                f"got {path}, which holds no metrics.jsonl at any depth; expected a run directory "
-                "or a folder of them; give the directory that a run wrote to"
+                f"got {path}, which contains no metrics.jsonl; expected a run directory or a "
+                "folder of run directories; give the directory that a run wrote to"
             )
         for log in logs:
             directories.setdefault(log.parent.resolve(), log.parent)
@@ -101,7 +101,7 @@ def _read_run(directory: Path) -> Run:
 
 
 def read_summary(path: Path, spec: Any = SUMMARY) -> dict[str, Any]:
-    """Return the summary of a finished run; refuse one that is damaged."""
+    """Return the summary of a finished run. A damaged summary is an error."""
     with _refusing_damage(path):
         return dict(read_json(path, spec))
 
@@ -118,12 +118,12 @@ def _refusing_damage(path: Path) -> Iterator[Path]:
 
 
 def read_log(path: Path) -> tuple[list[Evaluation], list[str]]:
-    """Return the evaluations of a run, and notes about them; refuse damaged lines."""
+    """Return the evaluations of a run, and notes about them. A damaged line is an error."""
     found = read_rows(path, EVALUATION)
     if found.is_damaged:
         raise InputError(
             f"got an invalid line at {path}:{len(found.rows) + 1}; expected one JSON object "
-            "with a round and numbers per evaluation; mend or delete the line"
+            "with a round and numbers for each evaluation; correct or delete the line"
         )
     cut = [f"{path.parent}: ignored the truncated last line of {path.name}"] if found.rest else []
     return found.rows, cut

@@ -33,14 +33,14 @@ class Row(NamedTuple):
     metric: str
     higher_is_better: bool
     threshold: float | None  # None if no evaluation is finite
-    last: int  # evaluations that `mean_of_last` averages
+    last: int  # the number of evaluations in `mean_of_last`
     seeds: int
-    unfinished: int  # seeds
+    unfinished: int  # the number of seeds whose run has not finished
     final: Interval | None
     mean_of_last: Interval | None
     rounds_to_threshold: Interval | None  # over the seeds that reached it
     megabytes_to_threshold: Interval | None  # up and down, over the seeds that reached it
-    reached: int  # seeds
+    reached: int  # the number of seeds that reached the threshold
     train_loss: Interval | None
     megabytes_up: Interval | None
     megabytes_down: Interval | None
@@ -67,7 +67,7 @@ def interval(values: Iterable[float | None]) -> Interval:
     mean = math.fsum(known) / len(known)
     if len(known) == 1:
         return Interval(mean, None)
-    # Of differences, so that seeds which agree exactly deviate by exactly 0.
+    # Computed from differences, so that equal values have a deviation of exactly 0.
     deviation = float(np.std(np.subtract(known, known[0]), ddof=1))
     quantile = float(stdtrit(len(known) - 1, 0.975))
     return Interval(mean, quantile * deviation / math.sqrt(len(known)))
@@ -84,7 +84,7 @@ def difference(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
     sides = (ours, theirs)
     if min(map(len, sides)) == 1:
         return Interval(mean, None)
-    # The squared standard error of each mean. Of differences, as in `interval`.
+    # The squared standard error of each mean, from differences as in `interval`.
     squares = [float(np.var(np.subtract(side, side[0]), ddof=1)) / len(side) for side in sides]
     total = sum(squares)
     if not total > 0:
@@ -94,9 +94,9 @@ def difference(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
 
 
 def group(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Group runs by their configuration, under labels with the settings that tell them apart.
+    """Group runs by their configuration. The label of a group has the settings that differ.
 
-    A run that has a label of its own is in the group of that label.
+    A run with a label belongs to the group of that label.
     """
     tasks = sorted({run.task for run in runs})
     if len(tasks) > 1:
@@ -122,7 +122,7 @@ def measure(runs: Sequence[Run]) -> tuple[str, bool]:
     for run in runs:
         if run.summary is not None and {"metric", "higher_is_better"} <= run.summary.keys():
             return str(run.summary["metric"]), bool(run.summary["higher_is_better"])
-    # Unfinished runs, and those of `fedda.run`, do not say; metrics usually count successes.
+    # Unfinished runs and runs of `fedda.run` do not say. Metrics are usually better if higher.
     names = list(dict.fromkeys(key for run in runs for row in run.evaluations[:1] for key in row))
     if metrics := [name for name in names if name not in _NOT_A_METRIC]:
         return metrics[0], True
@@ -222,12 +222,12 @@ def _standings(finals: dict[str, list[float]], sign: int) -> dict[str, str]:
 
 
 def curves(runs: Sequence[Run], key: str, x: Callable[[Run, Evaluation], float]) -> list[Curve]:
-    """Return a curve for each algorithm and configuration, over the seeds that got as far.
+    """Return a curve for each algorithm and configuration. A point averages the seeds that have it.
 
     Args:
         runs: Runs of one task.
         key: The value of an evaluation on the vertical axis.
-        x: Returns the place of an evaluation of a run on the horizontal axis.
+        x: Returns the horizontal position of an evaluation of a run.
     """
     result = []
     for label, members in group(runs).items():
@@ -256,13 +256,13 @@ def training_seconds(run: Run) -> float | None:
 
 
 def _value(row: Evaluation, key: str) -> float:
-    # A mean over seeds must show that one of them diverged: null and infinity become NaN.
+    # Null and infinity become NaN, so that the mean over seeds shows a diverged seed.
     value = row.get(key)
     return float(value) if value is not None and math.isfinite(value) else math.nan
 
 
 def _trained(run: Run) -> list[Evaluation]:
-    # Round 0 measures the initial parameters: it counts only where there is nothing else.
+    # Round 0 measures the initial parameters. It is used only if there is no other evaluation.
     return [row for row in run.evaluations if row["round"] > 0] or run.evaluations
 
 

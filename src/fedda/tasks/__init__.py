@@ -24,21 +24,27 @@ if TYPE_CHECKING:  # settings are checked without JAX
 
 
 class Problem(NamedTuple):
-    """A federation, a model to train on it, and how the model is judged."""
+    """A federation, a model to train on it, and the metrics of its evaluation."""
 
     model: Model
     shards: Shards | Feed
     test: tuple[Any, Any]
     loss: ExampleWise
-    metrics: tuple[ExampleWise, ...]  # the first is the one results are judged by
-    higher_is_better: bool
+    metrics: tuple[ExampleWise, ...]  # results are compared by the first
     labels: Sequence[str]  # the names of the classes
     reduction: Literal["mean", "sum"] = "mean"
     final: Callable[[], Iterable[Block]] | None = None  # a larger test set, for the end of a run
-    data: Mapping[str, Any] = {}  # where the examples are from, for the results
+    data: Mapping[str, Any] = {}  # the origin of the examples, for the results
     names: Sequence[str] = ()  # of the clients; empty if they have only numbers
     preparation: Preparation | None = None  # how the columns of a table became features
-    test_clients: Callable[[], Shards] | None = None  # the test set, divided among the clients
+    test_clients: Callable[[], Shards] | None = None  # the test examples of each client
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether higher values of the first metric are better."""
+        from fedda.simulate.evaluation import is_higher_better
+
+        return is_higher_better(self.metrics[0])
 
     def __repr__(self) -> str:
         from fedda.data.federation import num_rows
@@ -46,12 +52,12 @@ class Problem(NamedTuple):
         return f"Problem({self.shards}, {num_rows(self.test[1]):,} test examples)"
 
 
-# The settings that decide a problem.
+# The settings that a problem depends on.
 DEPENDS_ON = ("task", "model", "precision", "partition", "partition_seed", "clients", "data_gb")
 
 
 def load(config: Config) -> Problem:
-    """Load the problem that a configuration names."""
+    """Load the problem of a configuration."""
     from fedda.data.datasets import root
 
     about(config.task)  # refuses an unknown task

@@ -30,5 +30,4 @@ def build(config: Config) -> Problem:
         return preprocessing.standardise(preprocessing.random_crop_and_flip(x, key, CROP))
 
     model = models.with_input(network, prepare, augment if options["augment"] else None)
-    # The test set is evaluated as a whole, so that it does not matter how clients share it.
     return classification(model, federation("cifar100", config, paper_clients=500))

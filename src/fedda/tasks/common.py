@@ -13,7 +13,7 @@ import numpy as np
 from fedda.core import losses
 from fedda.data import partition, streaming
 from fedda.data.datasets import open_dataset
-from fedda.data.federation import Shards, from_partition, num_rows
+from fedda.data.federation import Shards, all_clients, from_partition, num_rows
 from fedda.data.preparation import Preparation
 from fedda.data.readers.table import stored_preparation
 from fedda.data.store import Split, Store
@@ -23,7 +23,7 @@ from fedda.models import Model, cnn, linear, mlp, with_precision
 from fedda.tasks import Problem
 from fedda.tasks.config import Config
 
-_LARGEST = 2**31  # rows, and parts of ragged rows, that the device can count
+_LARGEST = 2**31  # rows, or values of ragged rows, that int32 can number
 
 
 class Federation(NamedTuple):
@@ -35,33 +35,26 @@ class Federation(NamedTuple):
     data: Mapping[str, Any] = {}  # for the results
     names: Sequence[str] = ()  # of the clients, if the files name them
     preparation: Preparation | None = None  # how the columns of a table became features
-    test_clients: Callable[[], Shards] | None = None  # the test set, divided among the clients
+    test_clients: Callable[[], Shards] | None = None  # the test examples of each client
 
     def __repr__(self) -> str:
         return f"Federation({self.shards}, {num_rows(self.test[1]):,} test examples)"
 
 
 def classification(model: Model, federation: Federation) -> Problem:
-    """Return the problem to predict the class of every example."""
+    """Return a classification problem."""
     return Problem(
         model=model,
-        shards=federation.shards,
-        test=federation.test,
         loss=losses.cross_entropy,
         metrics=(losses.accuracy,),
-        higher_is_better=True,
-        labels=federation.labels,
-        data=federation.data,
-        names=federation.names,
-        preparation=federation.preparation,
-        test_clients=federation.test_clients,
+        **federation._asdict(),
     )
 
 
 def chosen_model(config: Config, kinds: Mapping[str, Callable[[], Model]]) -> Model:
-    """Return the model that a configuration names.
+    """Return the model of a configuration.
 
-    Call this before the data are loaded, which takes longer: a wrong name is refused at once.
+    Call this before the data are loaded, so that a wrong name is refused at once.
     """
     if config.model not in kinds:
         raise unknown(f"model of {config.task}", config.model, kinds)
@@ -85,21 +78,20 @@ def basic_models(
 def federation(
     name: str, config: Config, columns: Columns = XY, paper_clients: int = 0
 ) -> Federation:
-    """Load a data set whose examples have one shape, and divide it as a configuration says.
+    """Load a data set whose examples have one shape, with the partition of a configuration.
 
     Args:
         name: The data set.
-        config: Its `partition`, `partition_seed`, `clients` and `data_gb`.
-        columns: The inputs and the targets.
-        paper_clients: The number of clients to draw, if neither the files nor the configuration
-            say it.
+        config: The configuration: its `partition`, `partition_seed`, `clients` and `data_gb`.
+        columns: The columns of the inputs and the targets.
+        paper_clients: The number of clients, if neither the files nor the configuration set it.
     """
     store = open_dataset(name)
     split, test = store.splits["train"], store.splits["test"]
     if any(split.fields[column].length is not None for column in columns):
         raise InputError(
-            f"{config.task} needs examples of one shape, but {name} holds texts. Use the task of "
-            "that name."
+            f"{config.task} needs examples of one shape, but {name} contains texts. Use the task "
+            f"{name}."
         )
     how = config.partition
     if how == "paper":
@@ -125,24 +117,17 @@ def federation(
 
 
 def _divided(examples: tuple[Any, Any], train: Split, test: Split) -> Shards:
-    """Return the test examples of each client to train on, which may be none."""
+    """Return the test examples of each training client, which may have none."""
     place = {name: number for number, name in enumerate(test.clients)}
     places = np.array([place.get(name, -1) for name in train.clients])
-    count = np.where(places < 0, 0, test.count[places]).astype(np.int32)
-    start = (np.cumsum(test.count) - test.count)[places].astype(np.int32)
+    count = np.where(places < 0, 0, test.count[places])
+    start = (np.cumsum(test.count) - test.count)[places]
     x, y = (jnp.asarray(column) for column in examples)
-    return Shards(
-        x=x,
-        y=y,
-        start=jnp.asarray(start),
-        count=jnp.asarray(count),
-        max_count=int(count.max()),
-        num_clients=train.num_clients,
-    )
+    return all_clients(x, y, start, count)
 
 
 def _labels(store: Store) -> list[str]:
-    """Return the names of the classes if the files have some, else their numbers."""
+    """Return the names of the classes, or their numbers if the files name none."""
     if "labels.txt" in store.meta["files"]:
         return store.text("labels.txt").splitlines()
     values = [split.fields["y"].values for split in store.splits.values()]
@@ -154,16 +139,16 @@ def _labels(store: Store) -> list[str]:
 def as_stored(
     name: str, split: Split, config: Config, most: int | None = None, columns: Columns = XY
 ) -> Shards | Feed:
-    """Return the clients that the files name: on the device if they fit, else fed to it."""
+    """Return the clients that the files name: on the device if they fit there, else on disk."""
     if split.num_clients == 1:
         raise InputError(
-            f"{name} was imported from files that name no clients. Choose how to split it: "
+            f"{name} was imported from files that name no clients. Choose a partition: "
             "partition=iid or partition=dirichlet:0.3, and clients=100."
         )
     if config.clients not in (0, split.num_clients):
         raise InputError(
             f"{name} has {split.num_clients} clients, got clients={config.clients}. Leave clients "
-            "out, or choose how to split the data: partition=iid or partition=dirichlet:0.3."
+            "out, or choose another partition: partition=iid or partition=dirichlet:0.3."
         )
     fields = [split.fields[column] for column in set(columns)]
     largest = max(len(field.values) for field in fields)
@@ -176,8 +161,8 @@ def _redrawn(how: str, split: Split, config: Config, clients: int, columns: Colu
     """Divide all examples of a split among new clients. They must fit on the device."""
     if not clients:
         raise InputError(
-            f"partition={how} divides the examples among new clients: say how many, with "
-            "clients=100."
+            f"partition={how} divides the examples among new clients, so it needs their number. "
+            "Give it, for example clients=100."
         )
     names = {*columns, "y"} | ({"coarse"} & split.fields.keys())
     whole = {name: np.asarray(split.fields[name].values) for name in names}
@@ -187,6 +172,6 @@ def _redrawn(how: str, split: Split, config: Config, clients: int, columns: Colu
 
 
 def provenance(name: str, store: Store) -> dict[str, Any]:
-    """Return what a result says about its data."""
+    """Return the description of the data for a result."""
     files = json.dumps(store.meta["files"], sort_keys=True).encode()
     return {"name": name, "words": store.meta["words"], "sha256": hashlib.sha256(files).hexdigest()}

@@ -1,9 +1,9 @@
-"""The configuration of a run: from defaults, presets, a TOML file and `key=value`.
+"""The configuration of a run, from defaults, presets, a TOML file and `key=value` words.
 
-The file of a task, `tasks/<task>.toml`, holds a description, defaults of its runs (`[run]`), and
-the settings that only this task has (`[settings]`). If published experiments prepared the same data
-in different ways, it has one more table of settings for each pipeline; the first is the default.
-`presets/<task>-<model>.toml` holds tuned or published settings of each algorithm and its runs.
+The file of a task, `tasks/<task>.toml`, contains a description, defaults of its runs (`[run]`), and
+settings that only this task has (`[settings]`). If published experiments prepared the same data in
+different ways, there is one more table for each of these pipelines; the first is the default.
+`presets/<task>-<model>.toml` contains tuned or published settings of each algorithm.
 """
 
 import dataclasses
@@ -26,40 +26,39 @@ if TYPE_CHECKING:  # names are checked without JAX
 
 TASKS = Path(__file__).parent
 PRESETS = TASKS / "presets"
-LONGEST = 255  # characters of a text: no name of a file is longer
+LONGEST = 255  # characters of a text, the longest name of a file
 
 
 @dataclass(frozen=True)
 class Config:
-    """All settings of a run: what to train, on what, how, and with how much memory."""
+    """All settings of a run."""
 
     algorithm: str = "fedda-sgdm"
     task: str = "digits"
     model: str = "mlp"
     precision: str = "tf32"  # of products; see `models.PRECISIONS`
     partition: str = "dirichlet:0.3"
-    partition_seed: int = 0  # apart from `seed`, so that seeds share one federation
-    clients: int = 100  # 0: as many as the data has
+    partition_seed: int = 0  # independent of `seed`, so that seeds share one federation
+    clients: int = 100  # 0: as many as the data set has
     cohort: int = 10
     sampling: str = "uniform"
     rounds: int = 200
     batch: int = 10
     local_work: int = 5
     local_unit: str = "steps"
-    stabilise: float = 0.0  # full-batch rounds at the end: a share below 1, or a number
+    stabilise: float = 0.0  # full-batch rounds at the end: a share (below 1) or a number of rounds
     eval_every: int = 10
-    late_every: int = 0  # in the last 100 rounds, besides; 0: no more often
-    checkpoint_every: int = 5  # evaluations
+    late_every: int = 0  # interval of evaluations in the last 100 rounds; 0: `eval_every`
+    checkpoint_every: int = 5  # evaluations between checkpoints
     seed: int = 0
-    chunk: int = 0  # clients worked on together; 0: as many as suits the device
-    devices: int = 0  # that a cohort is spread over; 0: as many as pay off
-    # On the device, for what clients keep, and for examples; what is more stays on the host.
-    memory_gb: float = 4.0
-    data_gb: float = 8.0
+    chunk: int = 0  # clients that are trained together; 0: chosen for the device
+    devices: int = 0  # devices that train a cohort; 0: as many as are useful
+    memory_gb: float = 4.0  # limit of client memory on the device; if larger, it stays on the host
+    data_gb: float = 8.0  # limit of examples on the device; if larger, they stay on the host
     per_client: bool = False  # evaluate every client after the last round
     options: Mapping[str, Any] = field(default_factory=dict)  # settings of the task
     chosen: Mapping[str, Any] = field(default_factory=dict)  # settings of the algorithm
-    source: Mapping[str, str] = field(default_factory=dict)  # the file of an algorithm of one's own
+    source: Mapping[str, str] = field(default_factory=dict)  # the file of a user's algorithm
 
     @property
     def method(self) -> "str | Algorithm":
@@ -73,7 +72,7 @@ class Config:
         return load(Path(self.source["algorithm_file"]), self.source["algorithm_sha256"])
 
     def flat(self) -> dict[str, Any]:
-        """Return all settings on one level, as a file holds them."""
+        """Return all settings in one dictionary, as in a file."""
         values = {name: getattr(self, name) for name in FIELDS}
         return values | dict(self.source) | dict(self.options) | dict(self.chosen)
 
@@ -84,27 +83,27 @@ KINDS: dict[Any, tuple[Any, str]] = {
     int: (int, "a whole number"),
     float: ((int, float), "a number"),
 }
-# The settings of every run, with their types; those of tasks and algorithms come in mappings.
+# The settings of every run, with their types. Tasks and algorithms have more settings.
 FIELDS = {own.name: own.type for own in dataclasses.fields(Config) if own.type in KINDS}
 
-# The least values of settings that nothing else checks before data are loaded.
+# The least values of settings. Other settings are checked elsewhere, before data are loaded.
 _LEAST = {"checkpoint_every": 1} | dict.fromkeys(
     ("seed", "partition_seed", "chunk", "clients", "devices", "data_gb"), 0
 )
 
 
 def resolve(values: Mapping[str, Any]) -> Config:
-    """Return a whole configuration.
+    """Return a complete configuration.
 
     Args:
-        values: Settings of the run, the task and the algorithm. What is not given comes from the
-            preset of the task, model and algorithm, from the task, and from the defaults of
-            `Config`. `algorithm` may be the path of a Python file that defines one
+        values: Settings of the run, the task and the algorithm. Missing settings are taken from
+            the preset of the task, model and algorithm, then from the task, then from the defaults
+            of `Config`. `algorithm` may be the path of a Python file that defines one
             `fedda.Algorithm`.
 
     Raises:
         InputError: A name is unknown, a value has the wrong type or size, or the file of an
-            algorithm has another checksum than the one given.
+            algorithm has changed.
     """
     base, tuned, further = _checked(values)
     from fedda import algorithms
@@ -120,12 +119,12 @@ def resolve(values: Mapping[str, Any]) -> Config:
 
 
 def check_names(values: Mapping[str, Any]) -> None:
-    """Refuse at once, before JAX is imported, what `resolve` would refuse for its name or type."""
+    """Check names and types as `resolve` does, but without importing JAX, which is slow."""
     _checked(values)
 
 
 def _checked(values: Mapping[str, Any]) -> tuple[Config, dict[str, Any], dict[str, Any]]:
-    """Return a configuration without settings of the algorithm, its preset, and those settings."""
+    """Return a configuration, the algorithm's preset, and the given settings of the algorithm."""
     values = with_file(values)
     source = {name: values.pop(name) for name in SOURCE if name in values}
     given = {name: value for name, value in values.items() if name in FIELDS}
@@ -155,18 +154,18 @@ def _check_known(base: Config, further: Iterable[str], known: Iterable[str]) -> 
             raise setting_error(name, here, (*FIELDS, *base.options, *known))
 
 
-SOURCE = ("algorithm_file", "algorithm_sha256")  # settings that say which file an algorithm is in
+SOURCE = ("algorithm_file", "algorithm_sha256")  # the settings of a user's algorithm
 
 
 def with_file(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings; the path of an algorithm becomes its name, its file and a checksum."""
+    """Return the settings. A path as `algorithm` becomes a name, a path and a checksum."""
     source = _source(values)
     others = {name: value for name, value in values.items() if name not in SOURCE}
     return others | source | ({"algorithm": Path(source[SOURCE[0]]).stem} if source else {})
 
 
 def _source(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the file of an algorithm of one's own and its checksum; nothing for a known one."""
+    """Return the file of a user's algorithm and its checksum; empty for a known algorithm."""
     name, kept = values.get("algorithm"), values.get("algorithm_file")
     if isinstance(name, str) and name.endswith(".py"):
         kept, before = name, None
@@ -189,15 +188,15 @@ def _source(values: Mapping[str, Any]) -> dict[str, str]:
         )
     if path.stem in names.algorithms():
         raise InputError(
-            f"{path} has the name of a known algorithm, {path.stem}. Results are listed under the "
-            "name of the file: rename it."
+            f"{path} has the name of a known algorithm, {path.stem}. Results have the name of the "
+            "file: rename it."
         )
     _check_kind("algorithm_file", str(path), str)
     return {"algorithm_file": str(path), "algorithm_sha256": sha256}
 
 
 def setting_error(name: str, here: str, known: Iterable[str]) -> InputError:
-    """Return the error for a setting that is not one of `known`; it says who has this setting."""
+    """Return the error for an unknown setting. It names the algorithms that have this setting."""
     owners = owners_of(name)
     if not owners:
         return unknown_setting("setting", name, known)
@@ -234,7 +233,7 @@ def task_settings(task: str) -> set[str]:
 
 
 def _options(task: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a task: as given, or the defaults of its pipeline."""
+    """Return the settings of a task: the given values, or the defaults of its pipeline."""
     file = about(task)
     pipelines = {
         name: table
@@ -258,7 +257,7 @@ def _check_kind(name: str, value: Any, kind: Any) -> None:
     allowed, words = KINDS[kind]
     if isinstance(value, bool) != (kind is bool) or not isinstance(value, allowed):
         raise InputError(f"{name} must be {words}, got {shown(value)}.")
-    # What passes is written to config.toml, and a resumed run must read the same value there.
+    # Accepted values are written to config.toml, where a resumed run must read the same values.
     if kind is str and (len(value) > LONGEST or any(map(_is_control, value))):
         raise InputError(
             f"{name} must be text of at most {LONGEST} characters, without control characters, "
@@ -273,7 +272,7 @@ def _check_kind(name: str, value: Any, kind: Any) -> None:
 
 
 def _is_control(character: str) -> bool:
-    """Return whether TOML has to escape a character, or cannot hold it (half of a pair)."""
+    """Return whether TOML must escape a character, or cannot hold it (an unpaired surrogate)."""
     return unicodedata.category(character) in ("Cc", "Cs")
 
 
@@ -281,7 +280,7 @@ def _is_control(character: str) -> bool:
 def preset(task: str, model: str) -> dict[str, dict[str, Any]]:
     """Return the tuned or published settings of each algorithm on a task and model."""
     name = f"{task}-{model}.toml"
-    if name not in {path.name for path in PRESETS.glob("*.toml")}:  # `model` may be no file name
+    if name not in {path.name for path in PRESETS.glob("*.toml")}:  # `model` may be any text
         return {}
     return tomllib.loads((PRESETS / name).read_text(encoding="utf-8"))
 
@@ -297,7 +296,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def parse(settings: Iterable[str]) -> dict[str, Any]:
-    """Return the values of `key=value` words; a value is TOML, or else text."""
+    """Return the values of `key=value` words. A value that is not TOML is text."""
     values: dict[str, Any] = {}
     for setting in settings:
         key, equals, text = setting.partition("=")
@@ -305,9 +304,9 @@ def parse(settings: Iterable[str]) -> dict[str, Any]:
             raise InputError(f"a setting must look like key=value, got {shown(setting)}.")
         try:
             found = tomllib.loads(f"value = {text}")
-        except (ValueError, RecursionError):  # also thousands of digits, or of brackets
+        except (ValueError, RecursionError):  # also for thousands of digits or brackets
             found = {}
-        # A text with a line break could hold further keys, which nobody gave.
+        # A text with a line break could contain more keys.
         values[key] = found["value"] if found.keys() == {"value"} else text
     return values
 
@@ -332,7 +331,7 @@ def dump(config: Config) -> str:
     """Return the configuration as TOML.
 
     Raises:
-        InputError: The text would not read back as the same configuration, so that a run with it
-            could not be resumed.
+        InputError: Reading the text back would give another configuration, so a run with it could
+            not be resumed.
     """
     return toml(config.flat())

@@ -1,4 +1,4 @@
-"""Scikit-learn's digits, divided among clients as the configuration says."""
+"""Scikit-learn's digits, divided among clients."""
 
 import jax.numpy as jnp
 from jax import Array

@@ -1,4 +1,4 @@
-"""EMNIST: classify handwritten characters into 62 classes. Every writer is a client."""
+"""EMNIST: classify handwritten characters into 62 classes. Each writer is a client."""
 
 import string
 

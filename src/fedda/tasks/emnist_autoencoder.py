@@ -1,4 +1,4 @@
-"""EMNIST: compress handwritten characters to 30 numbers and draw them. Every writer is a client."""
+"""EMNIST: an autoencoder of handwritten characters with a code of 30 numbers."""
 
 from jax import Array
 
@@ -12,7 +12,7 @@ from fedda.tasks.config import Config
 
 
 def ink(x: Array) -> Array:
-    """Return how dark each pixel is: the input of the network, and its target."""
+    """Return the darkness of each pixel: the input and the target of the network."""
     return 1 - preprocessing.scaled(x).reshape(x.shape[0], -1)
 
 
@@ -26,5 +26,5 @@ def build(config: Config) -> Problem:
     network = chosen_model(config, {"autoencoder": autoencoder})
     found = federation("emnist", config, columns=("x", "x"))._replace(labels=[])
     return classification(models.with_input(network, ink), found)._replace(
-        loss=mse, metrics=(mse,), higher_is_better=False, reduction=config.options["reduction"]
+        loss=mse, metrics=(mse,), reduction=config.options["reduction"]
     )

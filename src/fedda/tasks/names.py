@@ -1,8 +1,8 @@
-"""Names of the algorithms and of their settings, known without JAX.
+"""Names of the algorithms and of their settings, without importing JAX.
 
-To read them from the algorithms takes seconds, as these import JAX. So they are kept in a file in
-the user's cache, and are read again when a file of an algorithm has changed. Wrong names and the
-completion of the command line need nothing else.
+Reading them from the algorithms takes seconds, because it imports JAX. So they are stored in a file
+in the user's cache, until the file of an algorithm changes. The command line needs them to refuse
+wrong names and to complete words.
 """
 
 import json
@@ -28,20 +28,20 @@ def algorithms() -> dict[str, dict[str, Any]]:
         if kept["stamp"] == stamp:
             return dict(kept["algorithms"])
     known = _read()
-    with suppress(OSError, InputError):  # without a cache, they are read each time
+    with suppress(OSError, InputError):  # without a cache, the names are read each time
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps({"stamp": stamp, "algorithms": known}))
     return known
 
 
 def check(name: str) -> None:
-    """Refuse a name that no algorithm has."""
+    """Raise an `InputError` if no algorithm has this name."""
     if name not in algorithms():
         raise unknown_algorithm(name, {key: about["label"] for key, about in algorithms().items()})
 
 
 def _stamp() -> list[Any]:
-    """Return what changes with the files of the algorithms."""
+    """Return the paths, sizes and times of the files of the algorithms."""
     files = [(path, path.stat()) for path in sorted(SOURCES.glob("*.py"))]
     return [[str(path), about.st_size, about.st_mtime_ns] for path, about in files]
 

@@ -1,4 +1,4 @@
-"""A data set that a user imported: classification if its labels are whole numbers."""
+"""A data set of the user: classification if it has classes, else regression."""
 
 import math
 
@@ -29,7 +29,7 @@ def build(config: Config) -> Problem:
     name = config.options["data"]
     if not name:
         raise InputError(
-            "task own needs data=NAME: the name of a federation from `fedda data import NAME PATH`."
+            "task own needs data=NAME, the name of a data set from `fedda data import NAME PATH`."
         )
     found = federation(name, config)
     x, y = found.test
@@ -38,6 +38,4 @@ def build(config: Config) -> Problem:
     problem = classification(models.with_input(network, prepare), found)
     if found.labels:
         return problem
-    return problem._replace(
-        loss=mean_squared_error, metrics=(mean_squared_error,), higher_is_better=False
-    )
+    return problem._replace(loss=mean_squared_error, metrics=(mean_squared_error,))

@@ -1,4 +1,4 @@
-"""Stack Exchange: the tags of a post from its bag of words, each user of each site a client."""
+"""Stack Exchange: predict the tags of a post from its bag of words. Each user is a client."""
 
 from fedda.tasks import Problem
 from fedda.tasks.config import Config

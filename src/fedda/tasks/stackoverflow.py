@@ -1,6 +1,6 @@
-"""Stack Overflow: the tags of a sentence from its bag of words, each user a client.
+"""Stack Overflow: predict the tags of a sentence from its bag of words. Each user is a client.
 
-Everything here serves the `stackexchange` task too.
+The task `stackexchange` uses this module too.
 """
 
 from functools import partial
@@ -16,7 +16,7 @@ from fedda.tasks.common import as_stored, chosen_model, provenance
 from fedda.tasks.config import Config
 
 VALIDATION = 10_000  # examples, at every evaluation
-BLOCK = 8192  # examples that are evaluated at once at the end
+BLOCK = 8192  # examples of a block of the final evaluation
 
 
 def build(config: Config) -> Problem:
@@ -50,7 +50,6 @@ def tag_prediction(name: str, validation: str, config: Config) -> Problem:
         test=streaming.union(store.splits[validation], VALIDATION),
         loss=losses.tag_cross_entropy,
         metrics=(losses.recall_at_5,),
-        higher_is_better=True,
         labels=store.text("tags.txt").splitlines()[:tags],
         reduction=options["reduction"],
         final=None if whole else lambda: streaming.blocks(store.splits["test"], BLOCK),

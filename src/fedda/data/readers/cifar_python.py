@@ -27,7 +27,7 @@ def read(path: Path, name: str) -> Source:
     folder = _folder(path)
     return Source(
         {split: _clients(existing(folder / split, layout(name))) for split in SPLITS},
-        description="CIFAR-100 for Python, which knows no clients: all images of a split are one.",
+        description="CIFAR-100 for Python. It names no clients: each split is a single client.",
     )
 
 
@@ -49,23 +49,24 @@ def _clients(path: Path) -> Iterator[Client]:
 
 
 class _Unpickler(pickle.Unpickler):
-    """A reader of pickles that calls nothing but the three classes below.
+    """Reads pickles, but creates only instances of the three classes below.
 
-    A pickle is a program, and NumPy's own functions are no safe ones to call: the state of a
-    `numpy.dtype` can declare bytes of the file to be Python objects. So the names in a file stand
-    for other classes. Each has `__setstate__`, or a pickle could set their attributes.
+    A pickle is a program that can call any function. Even functions of NumPy are not safe: the
+    state of a `numpy.dtype` can declare bytes of the file to be Python objects. So the classes
+    below replace those that the file names. Each defines `__setstate__`, because a pickle could
+    set its attributes otherwise.
     """
 
     def find_class(self, module: str, name: str) -> type:
         if f"{module}.{name}" not in _STAND_INS:
             raise pickle.UnpicklingError(
-                f"it names {module}.{name}, which such a file does not need: it could do harm"
+                f"it uses {module}.{name}, which may be harmful and is not part of this data set"
             )
         return _STAND_INS[f"{module}.{name}"]
 
 
 class _Bytes:
-    """Stands for the `numpy.dtype` of bytes. Its state is a byte order, and bytes have none."""
+    """Replaces the `numpy.dtype` of bytes. Its state, the byte order, is not needed."""
 
     def __init__(self, code: str | bytes, *_: object) -> None:
         if code not in ("u1", b"u1"):
@@ -76,7 +77,7 @@ class _Bytes:
 
 
 class _Array:
-    """Stands for a `numpy.ndarray` of bytes."""
+    """Replaces a `numpy.ndarray` of bytes."""
 
     values: np.ndarray
 
@@ -92,7 +93,7 @@ class _Array:
 
 
 class _Encoded:
-    """Stands for `_codecs.encode`, by which Python 3 writes bytes for Python 2."""
+    """Replaces `_codecs.encode`, with which Python 3 writes bytes for Python 2."""
 
     def __new__(cls, text: str, encoding: str) -> bytes:  # type: ignore[misc]
         if encoding != "latin1":

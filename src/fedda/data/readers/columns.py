@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from fedda.data.columns import Columns, find
+from fedda.data.columns import Columns, check_lengths, check_names, find, of
 from fedda.data.readers import csv_file
 from fedda.data.readers.common import parsing
 from fedda.errors import InputError, import_extra
 
 SUFFIXES = (".parquet", ".npz", *csv_file.SUFFIXES)
-PANDAS_INDEX = "__index_level_"  # how pandas names an index that it stores as a column
+PANDAS_INDEX = "__index_level_"  # prefix of an index that pandas stores as a column
 
 
 def names_in(file: Path) -> list[str]:
-    """Return the names of the columns of a file, without an index of pandas."""
+    """Return the names of the columns of a file, without the index of pandas."""
     if file.suffix in csv_file.SUFFIXES:
         return csv_file.names_in(file)
     with parsing(file):
@@ -26,14 +26,12 @@ def names_in(file: Path) -> list[str]:
                 return list(arrays.files)
         with _pyarrow().ParquetFile(file) as opened:
             names = list(opened.schema_arrow.names)
-    for name in names:
-        if names.count(name) > 1:
-            raise InputError(f"{file} has more than one column {name!r}. Rename one.")
+    check_names(names, str(file))
     return [name for name in names if not name.startswith(PANDAS_INDEX)]
 
 
 def load(file: Path, names: Sequence[str]) -> Columns:
-    """Return the columns of these names, of one length. Lists of lists become axes of arrays."""
+    """Return columns by name. Nested lists become arrays with several axes."""
     known = dict.fromkeys(names_in(file))
     for name in names:
         find(known, name, str(file))
@@ -41,23 +39,13 @@ def load(file: Path, names: Sequence[str]) -> Columns:
         return csv_file.load(file, names)
     with parsing(file):
         columns = _npz(file, names) if file.suffix == ".npz" else _parquet(file, names)
-    for name, column in columns.items():
-        expected = len(columns[names[0]])
-        if len(column) != expected:
-            raise InputError(
-                f"{file}: {name!r} has {len(column)} rows, but {names[0]!r} has {expected}."
-            )
+    check_lengths(columns, str(file))
     return columns
 
 
 def _npz(file: Path, names: Sequence[str]) -> Columns:
     with open(file, "rb") as stream, np.load(stream, allow_pickle=False) as arrays:
-        columns = {name: np.atleast_1d(arrays[name]) for name in names}
-    # Text of any length, as from Parquet files.
-    return {
-        name: column.astype(object) if column.dtype.kind in "SU" else column
-        for name, column in columns.items()
-    }
+        return of({name: arrays[name] for name in names})
 
 
 def _parquet(file: Path, names: Sequence[str]) -> Columns:
@@ -76,7 +64,7 @@ def _array(file: Path, name: str, column: Any) -> np.ndarray:
     from pyarrow.compute import list_value_length
 
     shape = [len(column)]
-    while True:  # from lists to what is in them, for all rows at once
+    while True:  # unpack one level of lists of all rows at once
         if pa.types.is_dictionary(column.type):
             column = column.dictionary_decode()
         if isinstance(column, pa.FixedShapeTensorArray) and not column.null_count:
@@ -85,14 +73,14 @@ def _array(file: Path, name: str, column: Any) -> np.ndarray:
         is_list, per_row = hasattr(column.type, "value_type"), math.prod(shape[1:])
         if column.null_count and (is_list or len(shape) > 1):
             row = column.is_null().to_numpy(zero_copy_only=False).argmax() // per_row
-            raise _wrong(file, name, "no value", row, "one in every list")
-        if not is_list or not len(column):  # no lists, or no more
+            raise _wrong(file, name, "a missing value", row, "lists without missing values")
+        if not is_list or not len(column):
             return column.to_numpy(zero_copy_only=False).reshape(shape)
         lengths = list_value_length(column).to_numpy(zero_copy_only=False)
         wrong = np.flatnonzero(lengths != lengths[0])
         if len(wrong):
             row = wrong[0] // per_row
-            raise _wrong(file, name, "a list", row, "one as long as those before")
+            raise _wrong(file, name, "a list of another length", row, "lists of one length")
         shape.append(int(lengths[0]))
         column = column.flatten()
 

@@ -1,9 +1,9 @@
-"""What several readers share: errors that name the file, ids, images and labels.
+"""Parts that several readers share: errors that name the file, images and labels.
 
-A reader is a module with three functions: `layout(name)` describes the files of a data set for an
-error message, `files(path, name)` returns those that are there, `read(path, name)` reads them.
-Readers run in a child process with limits on memory and time (`sandbox.py`), so they need not
-protect anybody from files that crash a parser or unpack without end.
+A reader is a module with three functions. `layout(name)` describes the expected files of a data set
+for an error message. `files(path, name)` returns those that exist. `read(path, name)` reads them.
+Readers run in a child process with limits on memory and time (`sandbox.py`), so a file may crash
+a parser or unpack without end.
 """
 
 import errno
@@ -19,13 +19,13 @@ Arrays = dict[str, np.ndarray]  # over a client's examples; byte strings as obje
 
 
 def damaged(problem: str) -> InputError:
-    """Return the error for a file with a problem."""
+    """Return the error for a damaged file."""
     return InputError(f"{problem}. Get the file again.")
 
 
 @contextmanager
 def parsing(file: Path) -> Iterator[None]:
-    """Turn any error of a parser into one that names the file, but leave those of the system."""
+    """Turn errors of a parser into an `InputError` that names the file, but not system errors."""
     try:
         yield
     except (InputError, MemoryError, PermissionError):
@@ -38,14 +38,14 @@ def parsing(file: Path) -> Iterator[None]:
 
 
 def existing(file: Path, layout: str) -> Path:
-    """Return a file that a layout needs, if it is there."""
+    """Return the path of a required file, or raise an `InputError` if it does not exist."""
     if not file.is_file():
         raise InputError(f"{file.parent} has no file {file.name}. Expected {layout}.")
     return file
 
 
 def begins_with(file: Path, magic: bytes) -> bool:
-    """Return whether a path is that of a file with these first bytes."""
+    """Return whether a file exists and begins with these bytes."""
     if not file.is_file():
         return False
     with open(file, "rb") as content:
@@ -53,12 +53,12 @@ def begins_with(file: Path, magic: bytes) -> bool:
 
 
 def pixels(values: np.ndarray, shape: tuple[int, ...], place: str) -> np.ndarray:
-    """Return images as uint8, or as float32 if they are floats other than uint8 / 255."""
+    """Return images as uint8, or as float32 if they are floats that are not multiples of 1/255."""
     if values.shape[1:] != shape:
         raise damaged(f"{place} has the shape {values.shape}, expected (examples, {str(shape)[1:]}")
     top = 1 if values.dtype.kind == "f" else 255
-    if not ((values >= 0) & (values <= top)).all():  # NaN is not either
-        raise damaged(f"{place} has values that are not in 0..{top}")
+    if not ((values >= 0) & (values <= top)).all():  # also refuses NaN
+        raise damaged(f"{place} has values outside of 0..{top}")
     if values.dtype.kind != "f":
         return values.astype(np.uint8)
     floats = values.astype(np.float32)
@@ -87,7 +87,7 @@ def are_bytes(clients: Iterable[tuple[str, Arrays]]) -> bool:
 
 
 def stored(clients: Iterable[tuple[str, Arrays]], exact: bool) -> Iterator[tuple[str, Arrays]]:
-    """Yield the clients with images of one dtype: uint8 if they are `exact` in it, else float32."""
+    """Yield the clients with all images as uint8 if that is `exact`, else as float32."""
     for client, columns in clients:
         x = columns["x"]
         if not exact and x.dtype == np.uint8:

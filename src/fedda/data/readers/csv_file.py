@@ -1,4 +1,4 @@
-"""CSV files: the delimiter and the encoding are recognised, and every cell is text."""
+"""CSV files. The delimiter and the encoding are detected, and every cell is read as text."""
 
 import csv
 from collections.abc import Iterator, Sequence
@@ -9,22 +9,23 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from fedda.data.columns import check_names
 from fedda.data.readers.common import damaged, parsing
 from fedda.errors import InputError
 
 SUFFIXES = (".csv", ".tsv")
 DELIMITERS = ",;\t|"
-BLOCK = 500  # lines that are turned into columns at a time: few, so that they stay in the cache
+BLOCK = 500  # lines that are transposed at once; few, so that they fit into the CPU's cache
 
 
 def names_in(file: Path) -> list[str]:
-    """Return the names of the columns of a file, without an index that has no name."""
+    """Return the names of the columns of a file, without columns that have no name."""
     with _opened(file) as content:
         return [name for name in _header(file, content)[0] if name]
 
 
 def load(file: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return these columns of a file as arrays of text, without spaces at the ends."""
+    """Return columns of a file as arrays of text, without spaces around the values."""
     with _opened(file) as content:
         header, delimiter = _header(file, content)
         places = [header.index(name) for name in names]
@@ -47,28 +48,26 @@ def _opened(file: Path) -> Iterator[TextIO]:
             yield text
         except UnicodeDecodeError as error:
             raise InputError(
-                f"{file} is not UTF-8: it has the byte 0x{error.object[error.start]:02x} where "
-                "that cannot be. Save it as UTF-8; from Latin-1, for example, with: iconv -f "
-                "latin1 -t utf-8"
+                f"{file} is not UTF-8: it has an unexpected byte "
+                f"0x{error.object[error.start]:02x}. Save it as UTF-8. For a file in Latin-1: "
+                "iconv -f latin1 -t utf-8"
             ) from None
 
 
 def _header(file: Path, content: TextIO) -> tuple[list[str], str]:
-    """Return the names of the columns, and the delimiter that gives most of them."""
+    """Return the names of the columns, and the delimiter that gives the most columns."""
     first = content.readline()
     if not first.strip():
         raise InputError(f"{file} is empty, expected a line with the names of the columns.")
     splits = {mark: next(csv.reader([first], delimiter=mark, strict=True)) for mark in DELIMITERS}
     delimiter = max(splits, key=lambda mark: len(splits[mark]))
     header = [name.strip() for name in splits[delimiter]]
-    for name in header:
-        if header.count(name) > 1:
-            raise InputError(f"{file} has more than one column {name!r}. Rename one.")
+    check_names(header, str(file))
     return header, delimiter
 
 
 def _checked(file: Path, lines: Any, width: int) -> Iterator[list[str]]:
-    """Yield the lines with cells, all of the width of the header."""
+    """Yield the lines that are not empty. All must have as many cells as the header."""
     try:
         for cells in lines:
             if len(cells) == width:

@@ -1,9 +1,9 @@
 """EMNIST as its authors publish it, in the idx format of MNIST or for MATLAB.
 
-Both hold images as MATLAB does, column after column, with bright ink on black. Here they come out
-upright, with dark ink on white, as in the federated data set made from the same forms. Only the
-MATLAB file knows who wrote what, so it is preferred. It is not the federated data set: that one
-has other writers, and its images were cut out and scaled in another way.
+Both formats store images column by column, with bright ink on black. The reader returns them row by
+row, with dark ink on white, as in the federated data set, which was made from the same forms. Only
+the MATLAB file has the writer of each image, so it is preferred. It is not the federated data set,
+which has other writers and crops and scales the images in another way.
 """
 
 import gzip
@@ -25,8 +25,8 @@ SPLITS = ("train", "test")
 def layout(name: str) -> str:
     images = _idx_file(Path(), PARTS[name], "train", "images")
     return (
-        f"EMNIST by its authors: emnist-{PARTS[name]}.mat, or {images}(.gz) and the three files "
-        "that go with it"
+        f"EMNIST by its authors: emnist-{PARTS[name]}.mat, or {images}(.gz) and the three other "
+        "files with images and labels"
     )
 
 
@@ -45,16 +45,16 @@ def files(path: Path, name: str) -> list[Path]:
 
 def read(path: Path, name: str) -> Source:
     part = PARTS[name]
-    description = f"EMNIST ({part}) by its authors, turned upright and to dark ink on white"
+    description = f"EMNIST ({part}) by its authors, converted to dark ink on white"
     if file := _matlab_file(path, part):
         with parsing(file):
-            # Some damaged files crash SciPy. That ends only the child process (`sandbox.py`).
-            from scipy.io import loadmat  # slow to load, and only this layout needs it
+            # A damaged file can crash SciPy. This ends only the child process (`sandbox.py`).
+            from scipy.io import loadmat  # slow to import
 
             dataset = loadmat(file, variable_names=["dataset"], simplify_cells=True)["dataset"]
         return Source(
             {split: _writers(file, dataset, split, CLASSES[part]) for split in SPLITS},
-            description=f"{description}; a client is a writer.",
+            description=f"{description}. Each writer is a client.",
         )
     splits = {}
     for split in SPLITS:
@@ -65,7 +65,7 @@ def read(path: Path, name: str) -> Source:
         splits[split] = _everything(images, targets, CLASSES[part])
     return Source(
         splits,
-        description=f"{description}; the files name no writers: a split is one client.",
+        description=f"{description}. The files name no writers: each split is a single client.",
     )
 
 
@@ -76,7 +76,7 @@ def _matlab_file(path: Path, part: str) -> Path | None:
 
 
 def _idx_file(path: Path, part: str, split: str, kind: str) -> Path:
-    """The file of images or labels of a split, or the first place where it could be."""
+    """Return the path of the images or labels of a split. It need not exist."""
     name = f"emnist-{part}-{split}-{kind}-idx{3 if kind == 'images' else 1}-ubyte"
     places = [path / inner / f"{name}{end}" for inner in ("", "gzip") for end in ("", ".gz")]
     return next((file for file in places if file.is_file()), places[0])
@@ -89,7 +89,7 @@ def _everything(images: Path, targets: Path, classes: int) -> Iterator[Client]:
 
 
 def _idx_array(file: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """The array in an idx file: 0, 0, 8 for bytes, the number of axes, their lengths, the bytes."""
+    """Read an idx file: 0, 0, 8 (for bytes), the number of axes, their lengths, the bytes."""
     axes = 1 + len(shape)
     with parsing(file), gzip.open(file) if file.suffix == ".gz" else open(file, "rb") as stream:
         kind, count, *rest = struct.unpack(f">{1 + axes}I", stream.read(4 + 4 * axes))
@@ -108,13 +108,13 @@ def _upright(columns: np.ndarray) -> np.ndarray:
 def _writers(file: Path, dataset: Mapping[str, Any], split: str, classes: int) -> Iterator[Client]:
     place = f"{file}: dataset.{split}"
     with parsing(file):
-        images = np.atleast_2d(dataset[split]["images"])  # one image comes without its axis
+        images = np.atleast_2d(dataset[split]["images"])  # SciPy drops the axis of a single image
         if images.dtype != np.uint8 or images.shape[1:] != (784,):
             raise damaged(
                 f"{place}.images is {images.dtype} of the shape {images.shape}, expected uint8 of "
                 "(images, 784)"
             )
-        images = np.ascontiguousarray(images)  # MATLAB has the first pixel of every image first
+        images = np.ascontiguousarray(images)  # MATLAB stores arrays by columns
         y, writers = (
             labels(_integers(dataset[split][name]), most, len(images), f"{place}.{name}")
             for name, most in (("labels", classes), ("writers", 2**31))
@@ -126,7 +126,7 @@ def _writers(file: Path, dataset: Mapping[str, Any], split: str, classes: int) -
 
 
 def _integers(values: Any) -> np.ndarray:
-    """Convert whole numbers, which MATLAB keeps as doubles. Leave any others for `labels`."""
+    """Convert doubles that are whole numbers, as MATLAB stores them. `labels` refuses others."""
     array = np.atleast_1d(values)
     whole = array.dtype.kind == "f" and (abs(array) < 2**31).all() and not (array % 1).any()
     return array.astype(np.int64) if whole else array

@@ -1,4 +1,4 @@
-"""FEMNIST as LEAF's scripts write it: JSON files, each with the images of some writers."""
+"""FEMNIST as LEAF's scripts write it: JSON files with the images of some writers each."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ def read(path: Path, name: str) -> Source:
                 f"{path} has no files for the split {split!r}. Expected {layout(name)}."
             )
     description = "FEMNIST from LEAF's JSON files"
-    # Parsing takes minutes, so the first file stands for all: one script wrote them.
+    # Parsing takes minutes, so only the first file is checked: the same script wrote all files.
     exact = are_bytes(_writers(next(iter(by_split.values()))[0]))
     if "all" not in by_split:
         splits = {split: _stored(own, exact) for split, own in by_split.items()}
@@ -38,8 +38,8 @@ def read(path: Path, name: str) -> Source:
     splits = {s: _part(_stored(by_split["all"], exact), s == "test") for s in ("train", "test")}
     return Source(
         splits,
-        description=f"{description}, which were not split: the last tenth of every writer's "
-        "images, and at least one where there are two, became the test split.",
+        description=f"{description}, which had no test split: the last tenth of each writer's "
+        "images, at least one of two or more, is the test split.",
     )
 
 
@@ -52,7 +52,7 @@ def _by_split(path: Path) -> dict[str, list[Path]]:
 
 
 def _part(clients: Iterator[tuple[str, Arrays]], test: bool) -> Iterator[tuple[str, Arrays]]:
-    """The examples that each writer gives to one of the splits, if any."""
+    """Yield the training or the test examples of each writer who has any."""
     for client, columns in clients:
         count = len(columns["y"])
         cut = count - (max(1, count // 10) if count > 1 else 0)
@@ -62,7 +62,7 @@ def _part(clients: Iterator[tuple[str, Arrays]], test: bool) -> Iterator[tuple[s
 
 
 def _stored(files: Sequence[Path], exact: bool) -> Iterator[tuple[str, Arrays]]:
-    """The writers of one file after the other."""
+    """Yield the writers of all files."""
     return stored(chain.from_iterable(map(_writers, files)), exact)
 
 
@@ -72,18 +72,18 @@ def _writers(file: Path) -> Iterator[tuple[str, Arrays]]:
     with parsing(file), open(file, encoding="utf-8") as content:
         data = json.load(content)["user_data"]
         for user in list(data):
-            own = data.pop(user)  # an array takes a tenth of the memory of its lists
+            own = data.pop(user)  # arrays take a tenth of the memory of lists
             place = f"{file}, user {user!r}: "
             images[user] = np.asarray(own["x"], np.float32).reshape(-1, 28, 28)
             y = np.asarray(own["y"]) if own["y"] else np.zeros(0, int)
             targets[user] = labels(y, CLASSES, len(images[user]), f"{place}'y'")
-    # The script divides by 255, but its documentation speaks of integers.
+    # The script divides pixels by 255, but its documentation describes integers.
     integers = any((x > 1).any() for x in images.values())
     for user in list(images):
         x = images.pop(user)
         place = f"{file}, user {user!r}: 'x'"
         if integers:
             if (x != np.rint(x)).any():
-                raise damaged(f"{place} has both fractions and, as others, values above 1")
+                raise damaged(f"{place} has fractions, but the file has values above 1")
             x = x.astype(np.int64)
         yield user, {"x": pixels(x, (28, 28), place), "y": targets[user]}

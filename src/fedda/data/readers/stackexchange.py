@@ -1,15 +1,15 @@
 """Stack Exchange dumps: questions and answers of a site's users, with the tags of the question.
 
-A user of a site is a client, "site:user id", where the site is named as its folder is. An example
-is a whole post; the official Stack Overflow set cuts posts into sentences and leaves out users with
-fewer than 100 of them, so results on the two do not compare. As there, an answer has the title and
-tags of its question, and the users whose id is a multiple of ten are held out, here as "test".
-Held-out users mostly answer questions that train users asked or answered too (19 of 20 posts on
-seven small sites), so a model that knows a title by heart knows the tags: recall on "test" is of
-new users, not of new questions.
+Each user of a site is a client with the id "site:user id", where the site is the name of its
+folder. An example is a whole post. The official Stack Overflow data set splits posts into sentences
+and leaves out users with fewer than 100 of them, so results on the two data sets are not
+comparable. As in the official data set, an answer has the title and the tags of its question, and
+the users whose id is a multiple of ten are held out, here as "test". Most posts of held-out users
+(19 of 20 on seven small sites) are about questions that training users asked or answered too. So
+a model can memorise the tags of a title: recall on "test" measures new users, not new questions.
 
-A dump may be larger than memory and lists posts by id, not by user. They pass through a temporary
-SQLite database, which keeps what it cannot hold on disk and leaves no file behind.
+A dump may be larger than memory, and its posts are ordered by id, not by user. A temporary SQLite
+database sorts them. It uses the disk if needed, and leaves no file behind.
 """
 
 import html
@@ -28,7 +28,7 @@ from fedda.data.readers.common import damaged, parsing
 from fedda.data.readers.text import Post
 from fedda.data.store import Source, encoded_id
 
-_QUESTION, _ANSWER = 1, 2  # the PostTypeIds that count; wiki pages and the like are passed over
+_QUESTION, _ANSWER = 1, 2  # the PostTypeIds that are used; others, such as wiki pages, are not
 
 _POSTS = """
 CREATE TABLE post (
@@ -36,7 +36,7 @@ CREATE TABLE post (
     PRIMARY KEY (site, id)
 )
 """
-# A question is its own parent. Only questions have tags, so what hangs on another answer is left.
+# A question is its own parent. Only questions have tags, so an answer to an answer is left out.
 _EXAMPLES = """
 CREATE TABLE example AS
 SELECT post.site, post.owner, post.body || ' ' || question.title AS text, question.tags
@@ -56,7 +56,7 @@ def files(path: Path, name: str) -> list[Path]:
 
 
 def read(path: Path, name: str) -> Source:
-    database = sqlite3.connect("")  # a nameless file that goes when it is closed
+    database = sqlite3.connect("")  # a temporary file without a name
 
     def users(held_out: bool) -> Iterator[tuple[str, list[Post]]]:
         rows = database.execute(
@@ -66,14 +66,14 @@ def read(path: Path, name: str) -> Source:
         for (site, owner), own in groupby(rows, key=itemgetter(0, 1)):
             yield f"{site}:{owner}", [Post(words, tags.split()) for _, _, words, tags in own]
 
-    weakref.finalize(users, database.close)  # nobody else knows when the last user was read
+    weakref.finalize(users, database.close)  # after the last user was read
     description = _fill(database, _by_site(path))
     splits = {"train": partial(users, False), "test": partial(users, True)}
     return text.source(splits, words=None, tags=None, description=description)
 
 
 def _by_site(path: Path) -> dict[str, Path]:
-    """Posts.xml of each site."""
+    """Return the path of Posts.xml of each site."""
     folder = path.absolute()
     if folder.name == "Posts.xml":
         folder = folder.parent
@@ -84,7 +84,7 @@ def _by_site(path: Path) -> dict[str, Path]:
 
 
 def _fill(database: sqlite3.Connection, sites: Mapping[str, Path]) -> str:
-    """Put the examples of all sites into the database, by user. Returns a description."""
+    """Put the examples of all sites into the database, sorted by user. Return a description."""
     database.execute(_POSTS)
     for site, file in sites.items():
         encoded_id(site)
@@ -94,7 +94,7 @@ def _fill(database: sqlite3.Connection, sites: Mapping[str, Path]) -> str:
                 try:
                     database.execute("INSERT INTO post VALUES (?, ?, ?, ?, ?, ?, ?)", (site, *row))
                 except sqlite3.IntegrityError:
-                    raise damaged(f"{place}: the Id {row[0]} is given twice") from None
+                    raise damaged(f"{place}: the Id {row[0]} occurs twice") from None
     database.execute(_EXAMPLES)
 
     def count(query: str) -> int:
@@ -105,13 +105,13 @@ def _fill(database: sqlite3.Connection, sites: Mapping[str, Path]) -> str:
     return (
         f"{used} questions and answers by {users} users of Stack Exchange ({', '.join(sites)}). "
         f"Left out: {count('post') - owned} posts without a user and {owned - used} answers "
-        "without their question. The content is its users', licensed under CC BY-SA: "
+        "without their question. The content belongs to its users and is licensed under CC BY-SA: "
         "name Stack Exchange, the site and the user where you show it."
     )
 
 
 def _rows(file: Path) -> Iterator[tuple[str, Mapping[str, str]]]:
-    """The attributes of each row and its place, from one piece of the file after another."""
+    """Yield the place and the attributes of each row, without reading the whole file at once."""
     number = 0
     with parsing(file), open(file, "rb") as content:
         events = ElementTree.iterparse(content, ("start", "end"))
@@ -127,7 +127,7 @@ def _rows(file: Path) -> Iterator[tuple[str, Mapping[str, str]]]:
 
 
 def _post(row: Mapping[str, str], place: str) -> tuple[int | str | None, ...] | None:
-    """What the database keeps of a question or answer: id, owner, parent, title, tags, body."""
+    """Return id, owner, parent, title, tags and body of a question or answer, for the database."""
 
     def string(name: str) -> str:
         if name not in row:
@@ -146,6 +146,6 @@ def _post(row: Mapping[str, str], place: str) -> tuple[int | str | None, ...] | 
     body = text.tokens(string("Body"))
     if kind == _ANSWER:
         return post, owner, number("ParentId"), None, None, body
-    title = text.tokens(html.escape(string("Title")))  # the one is HTML, the other plain text
-    tags = " ".join(re.findall(r"[^<>|\s]+", string("Tags")))  # <a><b>, since 2024 |a|b|
+    title = text.tokens(html.escape(string("Title")))  # a title is plain text, a body is HTML
+    tags = " ".join(re.findall(r"[^<>|\s]+", string("Tags")))  # <a><b>, or |a|b| since 2024
     return post, owner, post, title, tags, body

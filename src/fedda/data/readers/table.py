@@ -1,4 +1,4 @@
-"""A federation of a user's own, from tables in files; see `fedda.federation`."""
+"""A user's federation from tables in files; see `fedda.federation`."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,8 +29,8 @@ def read(path: Path, name: str, **options: Any) -> Source:
     made = build(parts, choices)
     if not any(len(y) for _, y in made.test):
         raise InputError(
-            "no client has three examples, so none can be held out for testing. Give the test "
-            "examples in a folder of their own, test beside train."
+            "no client has three examples, so there are no test examples. Put training and test "
+            "examples into separate folders, train and test."
         )
     texts = {}
     if made.classes:
@@ -40,17 +40,17 @@ def read(path: Path, name: str, **options: Any) -> Source:
     if made.preparation is not None:
         texts[PREPARATION] = made.preparation.to_json()
     description = (
-        f"one client for each {choices.client or 'file'}; label {choices.label}; features "
+        f"One client for each {choices.client or 'file'}; label {choices.label}; features "
         f"{', '.join(choices.features or ())}"
     )
     if not any(part.is_test for part in parts):
-        description += "; a fifth of every client's examples is held out for testing"
+        description += "; a fifth of each client's examples is held out for testing"
     clients = {"train": _clients(made.names, made.clients), "test": _clients(made.names, made.test)}
     return Source(clients, lambda: texts, description)
 
 
 def stored_preparation(stored: Store) -> Preparation | None:
-    """Return how the columns of a stored table became features; None if they are as they were."""
+    """Return how the columns of a stored table became features, or None if they were unchanged."""
     if PREPARATION not in stored.meta["files"]:
         return None
     return Preparation.from_json(stored.text(PREPARATION))

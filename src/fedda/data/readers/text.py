@@ -1,7 +1,7 @@
-"""Posts with tags as two columns of ranks: words, and tags, the most frequent one being 0.
+"""Posts with tags, stored as ranks of words and ranks of tags. The most frequent has rank 0.
 
-Every word is stored, by its rank, so a vocabulary of any size can be chosen when the data are used:
-a rank at or above that size is a word outside it.
+All words are stored, so the size of the vocabulary can be chosen when the data are used. Words with
+a rank of at least that size are outside of the vocabulary.
 """
 
 import html
@@ -20,20 +20,20 @@ from fedda.data.readers.common import damaged, parsing
 from fedda.data.store import Client, Rows, Source
 from fedda.errors import InputError
 
-KNOWN = 65534  # words, or tags, that have a rank of their own
-OTHER = KNOWN  # the rank of any further word; 65535 is left free for padding
+KNOWN = 65534  # the number of words, or tags, with a rank
+OTHER = KNOWN  # the rank of all other words; 65535 is the padding
 
-# A tag ends at the next "<" at the latest, or many of them would take quadratic time. A character
-# whose number is too long to be one goes too: html.unescape fails at those of 5,000 digits.
+# Markup ends at the next "<" at the latest, because many "<" would take quadratic time. Character
+# references with too many digits are removed too: html.unescape fails if they have 5,000 digits.
 _MARKUP = re.compile("<[^<>]*>|&#[0-9]{8,};?")
-_URL = re.compile(r"\b(?:(?:https?|ftp)://|www\.)\S*[a-z0-9/]")  # without a full stop after it
+_URL = re.compile(r"\b(?:(?:https?|ftp)://|www\.)\S*[a-z0-9/]")  # without a full stop at its end
 _TOKEN = re.compile("<url>|[a-z0-9'-]+|[!-~]")
 
 
 class Post(NamedTuple):
     """One example."""
 
-    text: str  # tokens with white space between them: the body, then the title
+    text: str  # tokens separated by white space: the body, then the title
     tags: Sequence[str]
 
 
@@ -46,14 +46,18 @@ def source(
     tags: Sequence[str] | None,
     description: str,
 ) -> Source:
-    """Make the columns `x` (words) and `y` (tags) of users, and the texts words.txt and tags.txt.
+    """Return the columns `x` (words) and `y` (tags) of users, and the files words.txt and tags.txt.
 
-    `words` and `tags` are vocabularies in the order of rank. One that is None is counted in the
-    split "train": a word by the users that have it, as the official word count is, and a tag by
-    its posts. Counting holds every distinct word in memory, but only one user's posts.
+    Args:
+        splits: The users of each split.
+        words: The vocabulary, in the order of ranks. If it is None, words are ranked by their
+            number of users in the split "train", as in the official word count.
+        tags: The tags, in the order of ranks. If it is None, they are ranked by their number of
+            posts in the split "train".
+        description: The description of the data set.
     """
 
-    @cache  # counting reads the whole split: only once, and not before it is needed
+    @cache  # counting reads the whole split, so it is done once, and only if needed
     def vocabularies() -> tuple[Sequence[str], Sequence[str]]:
         counted = _count(splits["train"]()) if words is None or tags is None else ([], [])
         return (
@@ -78,7 +82,7 @@ def source(
 
 
 def one_line_each(kind: str, texts: Sequence[str]) -> Sequence[str]:
-    """Return texts that a file can have one a line, so that `splitlines` separates them again."""
+    """Return the texts, after a check that each is one line of a file."""
     for text in texts:
         if text.encode(errors="ignore").decode().splitlines() != [text]:
             raise InputError(f"the {kind} {text!r} is not one line of UTF-8. Correct the data.")
@@ -86,22 +90,22 @@ def one_line_each(kind: str, texts: Sequence[str]) -> Sequence[str]:
 
 
 def tokens(markup: str) -> str:
-    """Turn HTML into text as in the official Stack Overflow set: lower-case tokens and spaces.
+    """Return HTML as lower-case tokens with spaces between, as in the official Stack Overflow set.
 
-    Tags are removed and split words, entities are unescaped, what is not ASCII is left out, and a
-    URL becomes <url>. Punctuation marks are tokens of their own, except apostrophes and hyphens.
-    Code is kept as text: it is part of the body, and a post about code may say little else.
+    HTML tags become spaces, entities are unescaped, characters outside of ASCII are left out, and
+    a URL becomes <url>. Each punctuation mark is a token, except apostrophes and hyphens. Code is
+    kept as text, because some posts hold little else.
     """
-    # White space first becomes ASCII, or words on both sides of a no-break space would be joined.
+    # White space becomes ASCII first, because a no-break space separates words.
     text = " ".join(html.unescape(_MARKUP.sub(" ", markup)).split())
     text = text.encode("ascii", "ignore").decode("ascii").lower()
     return " ".join(_TOKEN.findall(_URL.sub(" <url> ", text)))
 
 
 def read_word_count(path: Path) -> list[str]:
-    """Read the first words of a file with one "word count" a line, the counts decreasing.
+    """Read the most frequent words of a file with lines "word count", in decreasing order.
 
-    The official file has millions of lines; those without a rank of their own are not read.
+    The official file has millions of lines. Only the first `KNOWN` are read.
     """
     words: dict[str, int] = {}
     last = 10**18
@@ -123,8 +127,8 @@ def read_word_count(path: Path) -> list[str]:
 def read_tag_count(path: Path) -> list[str]:
     """Read the tags of a JSON object from tag to count, the most frequent first.
 
-    Equally frequent tags stay in the order of the file, as they do in the programs that published
-    results with it; another order would exchange labels.
+    Equally frequent tags stay in the order of the file, as in the programs of published results.
+    Another order would exchange labels.
     """
     with parsing(path):
         counts = json.loads(path.read_text(encoding="utf-8"))
@@ -143,12 +147,12 @@ def _count(users: Iterable[tuple[str, list[Post]]]) -> tuple[list[str], list[str
         words.update(set(chain.from_iterable(post.text.split() for post in posts)))
         for post in posts:
             tags.update(set(post.tags))
-    del tags[""]  # what is left of a post without tags
+    del tags[""]  # from posts without tags
     return _by_rank(words), _by_rank(tags)
 
 
 def _by_rank(counts: Mapping[str, int]) -> list[str]:
-    """The most frequent first; equally frequent ones by their text, whatever order they came in."""
+    """Return the texts, the most frequent first. Equally frequent texts are sorted."""
     return sorted(counts, key=lambda text: (-counts[text], text))
 
 

@@ -1,6 +1,6 @@
-"""The records of TensorFlow Federated's SQLite files, which are messages tf.train.Example.
+"""The records of TensorFlow Federated's SQLite files: messages of the type tf.train.Example.
 
-The message type is declared here, so that TensorFlow is not needed to read them.
+The message type is declared here, so TensorFlow is not needed.
 """
 
 from collections.abc import Iterable
@@ -38,7 +38,7 @@ _Example = message_factory.GetMessageClass(_POOL.FindMessageTypeByName("fedda.Ex
 
 
 def decode(data: bytes, names: Iterable[str]) -> Arrays:
-    """Return the features called `names` of one example. Byte strings are objects."""
+    """Return features of one example by name. Byte strings have the dtype object."""
     features = _Example.FromString(data).features.feature
     arrays: Arrays = {}
     for name in names:

@@ -1,4 +1,4 @@
-"""What TensorFlow Federated's data sets hold, whether in its HDF5 or in its SQLite files."""
+"""TensorFlow Federated's data sets: the parts that its HDF5 and SQLite files share."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -14,9 +14,9 @@ from fedda.data.store import Source
 class Feature(NamedTuple):
     """One value of every example."""
 
-    kind: str  # of its dtype: "f" for floats, "i" for integers, "O" for byte strings
+    kind: str  # of the dtype: "f" for floats, "i" for integers, "O" for byte strings
     shape: tuple[int, ...] = ()
-    column: str = ""  # where labels are stored
+    column: str = ""  # our column, for labels
     classes: int = 0
 
 
@@ -31,37 +31,44 @@ IMAGES = {  # the feature of the images comes first
         "coarse_label": Feature("i", column="coarse", classes=20),
     },
 }
-# Those of Stack Overflow; its other features are not used.
+# The features of Stack Overflow that are used.
 TEXTS = dict.fromkeys(("tokens", "title", "tags"), Feature("O"))
 KINDS = {"f": "floats", "i": "integers", "O": "byte strings"}
 _WORD_COUNT, _TAG_COUNT = "stackoverflow.word_count", "stackoverflow.tag_count"
 
 
 class Clients(NamedTuple):
-    """The clients of a split as a file has them."""
+    """The clients of a split of a file."""
 
     place: str  # for messages
-    read: Callable[[], Iterator[tuple[str, Arrays]]]  # called twice: to look, then to store
+    read: Callable[[], Iterator[tuple[str, Arrays]]]  # called twice for images
 
 
 def features(name: str) -> Mapping[str, Feature]:
-    """Return the features that are read of a data set."""
+    """Return the features of a data set that are read."""
     return IMAGES.get(name, TEXTS)
 
 
 def counts_layout(name: str) -> str:
-    """Describe the files of counts that may lie beside a data set."""
-    return "" if name in IMAGES else f" (and beside, if you have them, {_WORD_COUNT}, {_TAG_COUNT})"
+    """Return a description of the optional files with the counts of words and tags."""
+    return "" if name in IMAGES else f" (optionally with {_WORD_COUNT} and {_TAG_COUNT})"
 
 
 def count_files(name: str, folder: Path) -> list[Path]:
-    """Return the files of counts that lie beside a data set."""
+    """Return the files with the counts of words and tags that exist in a folder."""
     wanted = () if name in IMAGES else (_WORD_COUNT, _TAG_COUNT)
     return [folder / file for file in wanted if (folder / file).is_file()]
 
 
 def source(name: str, folder: Path, splits: Mapping[str, Clients], form: str) -> Source:
-    """Return the data set with the clients of each split, from files of a form."""
+    """Return a data set from the clients of each split.
+
+    Args:
+        name: The data set.
+        folder: Where the counts of words and tags may be.
+        splits: The clients of each split.
+        form: The format of the files, for the description.
+    """
     description = f"{name} as in TensorFlow Federated's {form} files."
     if name not in IMAGES:
         counts = {file.name: file for file in count_files(name, folder)}
@@ -71,7 +78,7 @@ def source(name: str, folder: Path, splits: Mapping[str, Clients], form: str) ->
             tags=text.read_tag_count(counts[_TAG_COUNT]) if _TAG_COUNT in counts else None,
             description=description,
         )
-    # A column has one dtype, so all images must be seen before the first of them is stored.
+    # A column has one dtype, so all images are read before the first is stored.
     exact = name == "cifar100" or all(are_bytes(_columns(name, each)) for each in splits.values())
     return Source(
         {split: stored(_columns(name, clients), exact) for split, clients in splits.items()},

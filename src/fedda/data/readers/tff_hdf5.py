@@ -1,4 +1,4 @@
-"""TensorFlow Federated's HDF5 files: a group for each client, in it an array for each feature."""
+"""TensorFlow Federated's HDF5 files: a group for each client, with an array for each feature."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -49,25 +49,25 @@ def _clients(file: Path, name: str) -> Iterator[tuple[str, Arrays]]:
     with parsing(file), h5py.File(file, "r") as content:
         clients = _member(content, "examples", h5py.Group, str(file))
         for client in clients:
-            if isinstance(client, bytes):  # by which h5py means that it cannot decode it
+            if isinstance(client, bytes):  # h5py could not decode it
                 raise damaged(f"{file}: the client id {client!r} is not UTF-8")
             place = f"{file}, client {client!r}"
             yield client, _arrays(_member(clients, client, h5py.Group, place), name, place)
 
 
 def _arrays(group: h5py.Group, name: str, place: str) -> Arrays:
-    """The features of one client."""
+    """Return the features of one client."""
     arrays: Arrays = {}
     for feature in features(name):
         dataset = _member(group, feature, h5py.Dataset, place)
         if dataset.external or dataset.is_virtual:
-            raise damaged(f"{place}: the feature {feature!r} lies in another file")
+            raise damaged(f"{place}: the feature {feature!r} is stored in another file")
         arrays[feature] = np.asarray(dataset[()])
     return arrays
 
 
 def _member(group: h5py.Group, name: str, kind: type, place: str) -> Any:
-    """A member of a group. Links are refused, as they can lead to another file."""
+    """Return a member of a group. Links are refused, because they can lead to another file."""
     link, member = group.get(name, getlink=True), None
     if isinstance(link, h5py.HardLink):
         member = group.get(name)

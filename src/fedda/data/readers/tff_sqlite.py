@@ -1,4 +1,4 @@
-"""TensorFlow Federated's SQLite files: a row for each example, which is a tf.train.Example."""
+"""TensorFlow Federated's SQLite files: a row for each example, stored as a tf.train.Example."""
 
 import math
 import sqlite3
@@ -24,7 +24,7 @@ FILE = {
     "cifar100": "cifar100.sqlite",
     "stackoverflow": "stackoverflow.sqlite",
 }
-SPLITS = {  # ours -> the file's
+SPLITS = {  # from our names to those in the file
     "emnist": {"train": "all_train", "test": "all_test"},
     "emnist-digits": {"train": "digits_only_train", "test": "digits_only_test"},
     "cifar100": {"train": "train", "test": "test"},
@@ -67,7 +67,7 @@ def _file(path: Path, name: str) -> Path:
 
 
 def _check_size(file: Path) -> None:
-    """Refuse a file that ends within a page, the rest of which SQLite would take for zeros."""
+    """Refuse a truncated file, because SQLite would read zeros instead of the missing bytes."""
     query = "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"
     size, ((expected,),) = file.stat().st_size, _rows(file, query)
     if size != expected:
@@ -75,7 +75,7 @@ def _check_size(file: Path) -> None:
 
 
 def _rows(file: Path, query: str, *values: str) -> Iterator[tuple[Any, ...]]:
-    """The rows of a query, one after the other. Nothing is written, not even beside the file."""
+    """Yield the rows of a query. Nothing is written, not even temporary files beside the file."""
     address = f"{file.resolve().as_uri()}?mode=ro&immutable=1"
     with parsing(file), closing(sqlite3.connect(address, uri=True)) as connection:
         yield from connection.execute(query, values)
@@ -84,7 +84,7 @@ def _rows(file: Path, query: str, *values: str) -> Iterator[tuple[Any, ...]]:
 def _clients(file: Path, split: str, name: str) -> Iterator[tuple[str, Arrays]]:
     query = "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ?"
     counts = dict(_rows(file, query, split))
-    # The official index makes this order free; in it, examples stay in the order of the file.
+    # The official file has an index with this order. A client's examples stay in file order.
     query = (
         "SELECT client_id, serialized_example_proto FROM examples WHERE split_name = ? "
         "ORDER BY client_id, rowid"
@@ -104,7 +104,7 @@ def _clients(file: Path, split: str, name: str) -> Iterator[tuple[str, Arrays]]:
 
 
 def _arrays(examples: list[Any], name: str, place: str) -> Arrays:
-    """The features of a client's examples, one array for each."""
+    """Return an array for each feature of a client's examples."""
     expected = features(name)
     columns: dict[str, list[np.ndarray]] = {feature: [] for feature in expected}
     for number, example in enumerate(examples):
