@@ -121,6 +121,7 @@ def train_one(config: Config, folder: Path, name: str, report: Report, over: Ove
     def on_progress(progress: Progress | None) -> None:
         if progress is None:
             return
+        assert progress.metric is not None  # every task has a metric
         value = progress.row[progress.metric]
         shown = "-" if value is None else f"{value:.3g}"
         done = f"round {progress.row['round']}/{progress.rounds}"

@@ -1,6 +1,6 @@
 """More rounds for a run directory."""
 
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from fedda.storage.directory import (
 FROM_THE_END = ("stabilise", "late_every")
 
 
-def extend(path: Path, settings: Mapping[str, Any], changeable: Container[str]) -> None:
+def extend(path: Path, settings: Mapping[str, Any], changeable: Collection[str]) -> None:
     """Give the run in a directory more rounds, if `settings` ask for more than it was begun with.
 
     The run then ends with exactly the numbers of one that had all its rounds from the start. If the
