@@ -28,7 +28,7 @@ def test_a_federation_without_certificates(tmp_path: Path):
         config = {"algorithm": "fedavg", "rounds": 1, "nodes": 1, "cohort": 1, "out": str(out)}
         printed = plain.run(config)
         assert "http://" in plain.log("superlink")
-    assert "events: none" in printed
+    assert "Events: none" in printed
     assert summary(out)["clients"] == 1
 
 
@@ -67,7 +67,7 @@ def test_the_script_runs_as_the_page_says(tmp_path: Path):
         timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "round 1: loss" in done.stdout
+    assert "[ROUND 1/1] train_loss" in done.stdout
     assert summary(tmp_path / "out")["rounds"] == 1
 
 
@@ -108,5 +108,5 @@ def test_the_page_by_hand(tmp_path: Path):
         text=True,
         timeout=600,
     )
-    assert "round 3: loss" in done.stdout, done.stdout + done.stderr
+    assert "[ROUND 3/3] train_loss" in done.stdout, done.stdout + done.stderr
     assert "finished:completed" in done.stdout
