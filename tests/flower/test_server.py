@@ -235,6 +235,18 @@ def test_clients_that_fail_in_one_cohort_are_no_reason_to_end_it():
     assert served.history[-1]["skipped_rounds"] < ROUNDS
 
 
+def test_ten_clients_that_fail_are_enough():
+    """Of 30 clients, 7 a round: the second round may end it at the earliest."""
+    nodes = [client_app(TASK, lambda _, k=k: examples(k % len(SIZES))) for k in range(30)]
+    network = LocalGrid(nodes, failing(lambda client, _: True))
+    with pytest.raises(InputError, match="no client can train") as error:
+        serve(network, settings("fedavg", cohort=7, nodes=30, rounds=50, attempts=1))
+    last = max(int(m.group_id) for m in trained(network))
+    seen = [set(draw_cohort(SEED, number, 30, 7).tolist()) for number in range(last)]
+    assert len(set.union(*seen)) >= 10 > len(set.union(*seen[:-1]))
+    assert f"all {len(set.union(*seen))} clients that were asked" in str(error.value)
+
+
 def test_a_federation_that_has_made_progress_goes_on_after_a_round_in_which_all_fail():
     network = grid(failing(lambda _, number: number == 2))
     served = serve(network, settings("fedavg", cohort=4))
@@ -249,20 +261,20 @@ def test_the_log_has_a_block_at_the_start_and_a_line_for_each_round(caplog, tmp_
         served = serve(grid(spoil), settings("mime-sgdm", cohort=4, rounds=4, **own))
     lines = [one.getMessage() for one in caplog.records if one.levelname == "INFO"]
     assert lines[0].startswith("Training with mime-sgdm: client_lr 0.1, ")
-    assert lines[1:4] == [
+    assert lines[1:3] == [
         "\t├── Rounds: 4, of 4 clients each",
         f"\t├── Directory: {tmp_path}",
-        "\t├── Model: 8 parameters",  # 3 x 2 weights and 2 biases
     ]
     first = TASK.model.init(random.fold_in(random.key(SEED), 0))
     error = np.mean(squared_error(apply(first, examples(1)[0]), jnp.asarray(examples(1)[1])))
-    assert lines[4] == f"\t└── Before the first round: loss {error:.4g}"
+    parameters = 3 * 2 + 2
+    assert lines[3] == f"\t└── Model: {parameters} parameters, loss {error:.4g}"
     rows = served.history
     loss = [f"train_loss {row['train_loss']:.4g}" for row in rows]
     tested = [f", loss {row['loss']:.4g}" if "loss" in row else "" for row in rows]
-    outcomes = ["replies 4/4, 4/4", "skipped because no reply was valid"]
+    outcomes = ["replies 4/4, 4/4", "skipped: no reply was valid"]
     outcomes += ["replies 3/4, 3/4", "replies 4/4, 4/4"]
-    for k, line in enumerate(lines[5:9]):
+    for k, line in enumerate(lines[4:8]):
         assert re.fullmatch(
             re.escape(f"[ROUND {k + 1}/4] {loss[k]}{tested[k]}, {outcomes[k]}, ") + r"\d+\.\d s",
             line,
@@ -271,7 +283,7 @@ def test_the_log_has_a_block_at_the_start_and_a_line_for_each_round(caplog, tmp_
     counts = (
         "{'refused_replies': 6, 'repeated_rounds': 1}"  # 4 in round 2, and twice one in round 3
     )
-    assert lines[9:] == [f"Finished 4 rounds. Events: {counts}"]
+    assert lines[8:] == [f"Finished 4 rounds. Events: {counts}"]
 
 
 def test_the_training_loss_is_that_of_the_last_round_that_counted():
@@ -285,11 +297,13 @@ def test_the_training_loss_is_that_of_the_last_round_that_counted():
     assert second == third > 0
 
 
-def test_there_is_no_training_loss_if_no_client_tells_its_loss():
+def test_there_is_no_training_loss_if_no_client_tells_its_loss(caplog):
     nothing = MetricRecord({"loss": 0.0, "examples": 0.0})  # as under differential privacy
     network = grid(lambda partition, message, reply: [changed(reply, seen=nothing)])
-    (row,) = serve(network, settings("fedavg", rounds=1)).history
+    with caplog.at_level("INFO", "flwr.fedda"):
+        (row,) = serve(network, settings("fedavg", rounds=1)).history
     assert row["train_loss"] is None
+    assert "[ROUND 1/1] replies 3/3, " in caplog.text
 
 
 @pytest.mark.parametrize("lost", [None, 2])

@@ -92,7 +92,7 @@ def serve(grid: Grid, settings: Settings) -> Served:
             progress.event("restarts", f"continued from round {progress.round}")
         if progress.round < settings.rounds:
             server.log_start()
-            server.transport.wait_for_clients(settings.nodes or settings.cohort)
+        server.transport.wait_for_clients(settings.nodes or settings.cohort)
         while progress.round < settings.rounds:
             start = time.monotonic()
             server.run_round()
@@ -160,7 +160,7 @@ class Server:
                 break
             except AggregationError as reason:
                 self.progress.event("repeated_rounds", f"{self.title()} failed: {reason}")
-                self.outcome = f"skipped because {reason}"
+                self.outcome = f"skipped: {reason}"
                 if attempt + 1 < self.settings.attempts:
                     self.transport.wait_for_clients(self.settings.least)
         else:
@@ -218,7 +218,7 @@ class Server:
             loss += float(total.seen.loss)
             examples += float(total.seen.examples)
         if not finite:
-            self.outcome = "skipped because the sum was not finite"
+            self.outcome = "skipped: the sum was not finite"
             self.progress.event("unusable_sums", f"{self.title()} {self.outcome}")
             self.progress.skipped_rounds += 1
             return
@@ -325,23 +325,22 @@ class Server:
         return f"[ROUND {self.progress.round + 1}/{self.settings.rounds}]"
 
     def log_start(self) -> None:
-        """Log what is trained, and the metrics of the first model.
+        """Log what is trained, and the metrics of the model before the first round.
 
         So an evaluation that fails does so before any client has worked.
         """
-        settings, metrics = self.settings, self.evaluate()
-        log.info("Training with %s: %s", self.name, _listed(self.hyper._asdict()))
+        settings, size = self.settings, f"{tree.size(self.state.params):,} parameters"
+        log.info("Training with %s: %s", self.name, ", ".join(_shown(self.hyper._asdict())))
         log.info("\t├── Rounds: %d, of %d clients each", settings.rounds, settings.cohort)
         log.info("\t├── Directory: %s", settings.directory or "none, nothing is saved")
-        log.info("\t├── Model: %s parameters", f"{tree.size(self.state.params):,}")
-        log.info("\t└── Before the first round: %s", _listed(metrics) or "not evaluated")
+        log.info("\t└── Model: %s", ", ".join([size, *_shown(self.evaluate())]))
 
     def log_round(self, row: Row, seconds: float) -> None:
         """Log the last round in one line."""
         name = f"[ROUND {self.progress.round}/{self.settings.rounds}]"
         hidden = {"round", *simulate.TOTALS}
-        metrics = _listed({key: value for key, value in row.items() if key not in hidden})
-        log.info("%s %s, %s, %.1f s", name, metrics, self.outcome, seconds)
+        metrics = _shown({key: value for key, value in row.items() if key not in hidden})
+        log.info("%s %s, %.1f s", name, ", ".join([*metrics, self.outcome]), seconds)
 
     def summary(self) -> dict[str, Any]:
         """Return what `summary.json` contains."""
@@ -359,10 +358,9 @@ class Server:
         return {name: getattr(self.progress, name) for name in simulate.TOTALS}
 
 
-def _listed(values: Mapping[str, Any]) -> str:
-    """Return numbers with their names for the log. A loss that no client has told is left out."""
-    numbers = {name: value for name, value in values.items() if value is not None}
-    return ", ".join(f"{name} {float(value):.4g}" for name, value in numbers.items())
+def _shown(values: Mapping[str, Any]) -> list[str]:
+    """Return numbers with their names for the log. A missing training loss is left out."""
+    return [f"{name} {float(value):.4g}" for name, value in values.items() if value is not None]
 
 
 _send = jax.jit(lambda phase, hp, state: phase.send(hp, state), static_argnums=0)

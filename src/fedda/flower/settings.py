@@ -93,7 +93,7 @@ class Settings(NamedTuple):
         test: Arrays `(x, y)` on which the server evaluates the model.
         evaluate: Your own evaluation: parameters in, numbers by name out.
         eval_every: Rounds between two evaluations.
-        nodes: Clients that must have joined before the first round; 0: as many as a cohort has.
+        nodes: Clients that must have joined before the first round, at least `cohort`; 0: `cohort`.
         least: Valid replies that a phase needs.
         deadline: Seconds that the server waits for the replies of a phase, and for clients to join.
         attempts: Attempts at a round before it is skipped.
