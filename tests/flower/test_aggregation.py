@@ -237,7 +237,7 @@ def replies_of(clients):
 
 def test_the_norms_of_a_round_are_logged(caplog):
     """From them one chooses most_norm."""
-    with caplog.at_level("INFO", "fedda.flower"):
+    with caplog.at_level("DEBUG", "flwr.fedda"):
         serve(grid(), settings("fedavg", cohort=4, rounds=1))
     norms = []
     for reply in replies_of(clients=range(4)):

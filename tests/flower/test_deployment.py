@@ -331,7 +331,7 @@ def test_a_node_killed_in_a_round(deployed: Any):
     out = deployed.directory / "killed-node"
     config = {"algorithm": "fedda-sgdm", "rounds": 2, "deadline": 90.0, "out": str(out)}
     run = deployed.submit(config)
-    begun = f"[RUN {run}, ROUND 1]"
+    begun = f"[RUN {run}, ROUND 2]"
     soon(lambda: begun in deployed.log("node-2"))
     kill(deployed, "node-2")
     deployed.wait(run)

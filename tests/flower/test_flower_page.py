@@ -3,18 +3,24 @@
 Each of the slow tests has a federation of its own, so they may run beside those that share one.
 """
 
+import importlib
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("flwr", reason="the extra fedda[flower] is not installed")
+from flwr.app import Context, RecordDict
+
 from helpers.federation import COMMANDS, EXAMPLE, PAGE, alive, descendants, example, soon, summary
+from helpers.flower_grid import LocalGrid
 from helpers.pages import blocks
 
 pytestmark = pytest.mark.usefixtures("in_quick_processes")
@@ -28,7 +34,7 @@ def test_a_federation_without_certificates(tmp_path: Path):
         config = {"algorithm": "fedavg", "rounds": 1, "nodes": 1, "cohort": 1, "out": str(out)}
         printed = plain.run(config)
         assert "http://" in plain.log("superlink")
-    assert "events: none" in printed
+    assert "Events: none" in printed
     assert summary(out)["clients"] == 1
 
 
@@ -56,6 +62,58 @@ def test_the_script_stops_all_that_it_started(number: signal.Signals, tmp_path: 
     assert list(tmp_path.iterdir()) == [], "keys and certificates are thrown away"
 
 
+def test_the_log_on_the_page_is_that_of_the_example(caplog: pytest.LogCaptureFixture):
+    """Its seconds may differ, and the third digit of its metrics."""
+    server = importlib.import_module("flower_digits.server_app")
+    client = importlib.import_module("flower_digits.client_app")
+    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())
+    given = project["tool"]["flwr"]["app"]["config"]
+    network = LocalGrid([client.app] * 3)
+    for context in network.contexts.values():
+        context.node_config["num-partitions"] = 3
+    with caplog.at_level("INFO", "flwr.fedda"):
+        server.app(network, Context(1, 1, {}, RecordDict(), given))
+    number = re.compile(r"\d+(?:\.\d+)?")
+    logged = [one.getMessage() for one in caplog.records if one.name == "flwr.fedda"]
+    shown = re.findall(r"^    INFO : +(.*)$", PAGE.read_text(), re.MULTILINE)
+    assert len(shown) == len(logged) == 4 + 3 + 1
+    for line, expected in zip(logged, shown, strict=True):
+        (words, numbers), (same, about) = (
+            (number.sub("", text).split(), list(map(float, number.findall(text))))
+            for text in (re.sub(r"[\d.]+ s$", "s", text) for text in (line, expected))
+        )
+        assert words == same
+        assert numbers == pytest.approx(about, rel=0.01)
+
+
+@pytest.mark.slow
+def test_the_superlink_that_flwr_leaves_is_stopped_as_the_page_says(tmp_path: Path):
+    """On other ports, so that the one of the person who runs the tests is left alone."""
+    (command,) = (block.text for block in blocks(PAGE, "sh") if "kill $(lsof" in block.text)
+    if not shutil.which("lsof"):
+        pytest.skip("the page uses lsof")
+    port = str(example.free_port())
+    environment = os.environ | {
+        "PATH": f"{example.COMMANDS}{os.pathsep}{os.environ['PATH']}",
+        "FLWR_HOME": str(tmp_path),
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": port,
+        "FLWR_LOCAL_CONTROL_API_PORT": str(example.free_port()),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "NO_PROXY": "127.0.0.1",
+    }
+
+    def listening() -> bool:
+        with socket.socket() as tried:
+            return tried.connect_ex(("127.0.0.1", int(port))) == 0
+
+    subprocess.run(["flwr", "list", "local"], env=environment, check=True, timeout=120)
+    assert listening(), "it stays when the command that started it has ended"
+    assert "39091" in command
+    subprocess.run(command.replace("39091", port), shell=True, env=environment, check=True)
+    soon(lambda: not listening(), within=30)
+
+
 @pytest.mark.slow
 def test_the_script_runs_as_the_page_says(tmp_path: Path):
     (words,) = (words for words in COMMANDS if words[:2] == ["python", "federation.py"])
@@ -67,7 +125,7 @@ def test_the_script_runs_as_the_page_says(tmp_path: Path):
         timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "round 1: loss" in done.stdout
+    assert "[ROUND 1/1] train_loss" in done.stdout
     assert summary(tmp_path / "out")["rounds"] == 1
 
 
@@ -77,7 +135,8 @@ def test_the_page_by_hand(tmp_path: Path):
     missing = [name for name in ("bash", "openssl", "ssh-keygen") if not shutil.which(name)]
     if missing:
         pytest.skip(f"the page uses {', '.join(missing)}")
-    page = PAGE.read_text().split("## By hand")[1].replace("/path/to/the/app", f"{tmp_path}/app")
+    page = PAGE.read_text().split("## On several machines")[1]
+    page = page.replace("/path/to/the/app", f"{tmp_path}/app")
     for port in ("9443", "9100", "9101"):
         page = page.replace(port, str(example.free_port()))
     changed = tmp_path / "flower.md"
@@ -108,5 +167,5 @@ def test_the_page_by_hand(tmp_path: Path):
         text=True,
         timeout=600,
     )
-    assert "round 3: loss" in done.stdout, done.stdout + done.stderr
+    assert "[ROUND 3/3] train_loss" in done.stdout, done.stdout + done.stderr
     assert "finished:completed" in done.stdout

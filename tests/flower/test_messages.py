@@ -54,8 +54,10 @@ def test_a_client_with_another_model_says_so(caplog):
 
 def test_a_client_of_another_version_says_so(caplog):
     """The server has a hyper-parameter of which this client has not heard."""
-    older = algorithms.get("fedda-sgdm")._replace(Hyper=algorithms.get("fedavg").Hyper)
-    nodes = [app(0), app(1), client_app(TASK, lambda _: examples(2), older), app(3)]
-    served = serve(LocalGrid(nodes), settings(cohort=4))
+    new = algorithms.get("fedda-sgdm")
+    older = new._replace(Hyper=algorithms.get("fedavg").Hyper)
+    versions = [new, new, older, new]
+    nodes = [client_app(TASK, lambda _, k=k: examples(k), own) for k, own in enumerate(versions)]
+    served = serve(LocalGrid(nodes), settings(new, cohort=4))
     assert served.events == {"refused_replies": ROUNDS}
-    assert "unknown hyper-parameter of fedda-sgdm" in caplog.text
+    assert "unknown hyper-parameter of custom" in caplog.text

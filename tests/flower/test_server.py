@@ -4,11 +4,14 @@ Server, clients and messages are the real ones; only the network is missing.
 """
 
 import json
+import re
+import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import random
 
 import fedda
 from fedda import algorithms
@@ -18,9 +21,10 @@ from fedda.errors import InputError
 from helpers.flower_grid import LocalGrid
 
 pytest.importorskip("flwr")
-from flwr.app import Array, ArrayRecord, MetricRecord
+from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord
 
 from fedda.flower import Secure, client_app, messages, secure_mods, serve
+from fedda.simulate.cohort import draw_cohort
 from helpers.flower_problem import (
     COHORT,
     LAST,
@@ -33,6 +37,7 @@ from helpers.flower_problem import (
     changed,
     examples,
     grid,
+    init,
     reference,
     settings,
     simulated,
@@ -161,10 +166,11 @@ def test_metrics_are_json_also_where_an_evaluation_is_not_finite(tmp_path):
 
 
 def test_a_federation_that_never_trained_is_an_error_and_its_files_stay(tmp_path):
-    def spoil(partition, message, reply):
-        return [with_arrays(reply, lambda a: Array(np.asarray(a.numpy() * np.nan)))]
+    def spoil(partition, message, reply):  # two clients diverge, and the others are silent
+        spoilt = with_arrays(reply, lambda a: Array(np.asarray(a.numpy() * np.nan)))
+        return [spoilt] if partition < 2 else []
 
-    wrong = settings("fedavg", rounds=2, directory=tmp_path, attempts=1)
+    wrong = settings("fedavg", rounds=2, cohort=4, directory=tmp_path, attempts=1, deadline=0.3)
     for _ in range(2):  # also if it is started again after its end
         with pytest.raises(InputError, match="all of the 2 rounds were skipped"):
             serve(grid(spoil), wrong)
@@ -172,7 +178,112 @@ def test_a_federation_that_never_trained_is_an_error_and_its_files_stay(tmp_path
     assert [(row["train_loss"], row["skipped_rounds"]) for row in rows] == [(None, 1), (None, 2)]
     summary = json.loads((tmp_path / "summary.json").read_text())
     refused = sum(one["refused_replies"] for one in summary["events_by_client"].values())
-    assert refused == summary["events"]["refused_replies"] == 2 * COHORT
+    assert refused == summary["events"]["refused_replies"] == 2 * 2
+
+
+def failing(bad, reason="no memory"):
+    """Replace the replies of some clients by errors: `bad(partition, round)`."""
+
+    def spoil(partition, message, reply):
+        if bad(partition, messages.Order.read(message.content).round):
+            return [Message(Error(2, f"{reason} {partition}"), reply_to=message)]
+        return [reply]
+
+    return spoil
+
+
+def trained(network):
+    return [m.metadata for m in network.sent if m.metadata.message_type == "train"]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "mime-sgdm"])
+def test_a_federation_in_which_all_clients_fail_ends_after_its_first_round(name, tmp_path):
+    """In mime's case in the second phase only, which is no progress either."""
+
+    def spoil(partition, message, reply):
+        bad = name == "fedavg" or messages.Order.read(message.content).phase == 1
+        error = Message(Error(2, f"no memory {partition}"), reply_to=message)
+        return [error if bad else reply]
+
+    network = grid(spoil)
+    start = time.monotonic()
+    with pytest.raises(InputError, match="no client can train: all 4 clients") as error:
+        serve(network, settings(name, cohort=4, deadline=600.0, directory=tmp_path))
+    assert time.monotonic() - start < 60
+    assert {m.group_id for m in trained(network)} == {"1"}
+    assert len(trained(network)) == 4 * 3 * len(algorithms.get(name).phases)
+    for client in range(4):
+        assert f"\n  client {client}: an error: no memory {client}" in str(error.value)
+    # Nothing was trained, so another algorithm may use the folder.
+    served = serve(grid(), settings("fedprox", directory=tmp_path))
+    assert_same(served.state, simulated("fedprox").state)
+
+
+def test_uploads_that_are_all_refused_end_it_too():
+    def spoil(partition, message, reply):
+        return [with_arrays(reply, lambda a: Array(np.asarray(a.numpy() * np.nan)))]
+
+    with pytest.raises(InputError, match=r"client 0: a number in its upload .* not finite"):
+        serve(grid(spoil), settings("fedavg", cohort=4, deadline=600.0))
+
+
+def test_clients_that_fail_in_one_cohort_are_no_reason_to_end_it():
+    """A cohort of one: the client of the first round always fails, the other three do not."""
+    (first,) = draw_cohort(SEED, 0, len(SIZES), 1)
+    served = serve(grid(failing(lambda client, _: client == first)), settings("fedavg", cohort=1))
+    assert served.history[0]["skipped_rounds"] == 1
+    assert served.history[-1]["skipped_rounds"] < ROUNDS
+
+
+def test_ten_clients_that_fail_are_enough():
+    """Of 30 clients, 7 a round: the second round may end it at the earliest."""
+    nodes = [client_app(TASK, lambda _, k=k: examples(k % len(SIZES))) for k in range(30)]
+    network = LocalGrid(nodes, failing(lambda client, _: True))
+    with pytest.raises(InputError, match="no client can train") as error:
+        serve(network, settings("fedavg", cohort=7, nodes=30, rounds=50, attempts=1))
+    last = max(int(m.group_id) for m in trained(network))
+    seen = [set(draw_cohort(SEED, number, 30, 7).tolist()) for number in range(last)]
+    assert len(set.union(*seen)) >= 10 > len(set.union(*seen[:-1]))
+    assert f"all {len(set.union(*seen))} clients that were asked" in str(error.value)
+
+
+def test_a_federation_that_has_made_progress_goes_on_after_a_round_in_which_all_fail():
+    network = grid(failing(lambda _, number: number == 2))
+    served = serve(network, settings("fedavg", cohort=4))
+    assert [row["skipped_rounds"] for row in served.history] == [0, 0, 1, 1, 1]
+    assert served.events == {"refused_replies": 3 * 4, "repeated_rounds": 3}
+
+
+def test_the_log_has_a_block_at_the_start_and_a_line_for_each_round(caplog, tmp_path):
+    spoil = failing(lambda client, number: number == 1 or (client, number) == (2, 2))
+    own = {"test": examples(1), "eval_every": 2, "attempts": 1, "directory": tmp_path}
+    with caplog.at_level("INFO", "flwr.fedda"):
+        served = serve(grid(spoil), settings("mime-sgdm", cohort=4, rounds=4, **own))
+    lines = [one.getMessage() for one in caplog.records if one.levelname == "INFO"]
+    assert lines[0].startswith("Training with mime-sgdm: client_lr 0.1, ")
+    assert lines[1:3] == [
+        "\t├── Rounds: 4, of 4 clients each",
+        f"\t├── Directory: {tmp_path}",
+    ]
+    first = TASK.model.init(random.fold_in(random.key(SEED), 0))
+    error = np.mean(squared_error(apply(first, examples(1)[0]), jnp.asarray(examples(1)[1])))
+    parameters = 3 * 2 + 2
+    assert lines[3] == f"\t└── Model: {parameters} parameters, loss {error:.4g}"
+    rows = served.history
+    loss = [f"train_loss {row['train_loss']:.4g}" for row in rows]
+    tested = [f", loss {row['loss']:.4g}" if "loss" in row else "" for row in rows]
+    outcomes = ["replies 4/4, 4/4", "skipped: no reply was valid"]
+    outcomes += ["replies 3/4, 3/4", "replies 4/4, 4/4"]
+    for k, line in enumerate(lines[4:8]):
+        assert re.fullmatch(
+            re.escape(f"[ROUND {k + 1}/4] {loss[k]}{tested[k]}, {outcomes[k]}, ") + r"\d+\.\d s",
+            line,
+        )
+    assert [bool(text) for text in tested] == [False, True, False, True]
+    counts = (
+        "{'refused_replies': 6, 'repeated_rounds': 1}"  # 4 in round 2, and twice one in round 3
+    )
+    assert lines[8:] == [f"Finished 4 rounds. Events: {counts}"]
 
 
 def test_the_training_loss_is_that_of_the_last_round_that_counted():
@@ -186,11 +297,13 @@ def test_the_training_loss_is_that_of_the_last_round_that_counted():
     assert second == third > 0
 
 
-def test_there_is_no_training_loss_if_no_client_tells_its_loss():
+def test_there_is_no_training_loss_if_no_client_tells_its_loss(caplog):
     nothing = MetricRecord({"loss": 0.0, "examples": 0.0})  # as under differential privacy
     network = grid(lambda partition, message, reply: [changed(reply, seen=nothing)])
-    (row,) = serve(network, settings("fedavg", rounds=1)).history
+    with caplog.at_level("INFO", "flwr.fedda"):
+        (row,) = serve(network, settings("fedavg", rounds=1)).history
     assert row["train_loss"] is None
+    assert "[ROUND 1/1] replies 3/3, " in caplog.text
 
 
 @pytest.mark.parametrize("lost", [None, 2])
@@ -283,7 +396,7 @@ def test_a_finished_federation_is_not_trained_again(tmp_path):
         ({"chosen": {"client_lr": 0.5}}, r"client_lr = '0\.1', got '0\.5'"),
         ({"seed": 9}, f"seed = '{SEED}', got '9'"),
         (
-            {"task": TASK._replace(model=fedda.Model(lambda _: jnp.zeros((6, 2)), apply))},
+            {"task": TASK._replace(model=fedda.Model(lambda key: init(key) | {"c": 0.0}, apply))},
             "parameter",
         ),
     ],

@@ -1,8 +1,11 @@
 """Messages that are lost, late or repeated, and nodes that come, go or are refused."""
 
+import time
+
 import numpy as np
 import pytest
 
+from fedda import algorithms
 from fedda.errors import InputError
 from helpers.flower_grid import LocalGrid
 
@@ -10,14 +13,17 @@ pytest.importorskip("flwr")
 from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedda.flower import client_app, messages, serve
+from fedda.flower import client_app, messages, serve, transport
 from fedda.flower.client import introduce
+from fedda.simulate.cohort import draw_cohort
 from helpers.flower_problem import (
     COHORT,
     ROUNDS,
+    SEED,
     TASK,
     app,
     assert_same,
+    examples,
     grid,
     reference,
     settings,
@@ -61,7 +67,7 @@ def test_a_client_without_examples_is_refused():
     served = serve(LocalGrid([app(0), app(1), empty, app(3)]), settings(nodes=3))
     assert served.events == {"refused_nodes": 1}
     with pytest.raises(InputError, match="at least one example, got 0"):
-        introduce(Context(1, 1, {"partition-id": 0}, RecordDict(), {}), examples=0)
+        introduce(Context(1, 1, {"partition-id": 0}, RecordDict(), {}), examples=0, supported=[])
 
 
 def test_a_reply_that_comes_twice_counts_once():
@@ -133,10 +139,11 @@ def test_a_refused_node_that_leaves_and_comes_back_is_asked_again():
         return [reply]
 
     network.spoil = spoil
-    served = serve(network, settings(nodes=3, cohort=4))
+    served = serve(network, settings(nodes=3))
     assert served.events == {"refused_nodes": 1}
+    drawn = {number + 1 for number in range(ROUNDS) if 2 in draw_cohort(SEED, number, 4, COHORT)}
     asked = [m.metadata for m in network.sent if m.metadata.message_type == "train"]
-    assert {int(m.group_id) for m in asked if m.dst_node_id == 102} == {3, 4}
+    assert {int(m.group_id) for m in asked if m.dst_node_id == 102} == drawn & {4, 5} != set()
 
 
 def test_a_node_that_came_before_the_one_it_replaces_had_gone_is_asked_again():
@@ -154,14 +161,87 @@ def test_a_node_that_came_before_the_one_it_replaces_had_gone_is_asked_again():
     assert served.events == {"refused_nodes": 1}
     assert_same(served.state, simulated("fedda-sgdm").state)
     asked = [m.metadata for m in network.sent if m.metadata.message_type == "train"]
-    assert {int(m.group_id) for m in asked if m.dst_node_id == 200} <= {3, 4}
-    assert not [m for m in asked if m.dst_node_id == 103 and int(m.group_id) > 2]
+    assert {int(m.group_id) for m in asked if m.dst_node_id == 200} <= {4, 5}
+    assert not [m for m in asked if m.dst_node_id == 103 and int(m.group_id) > 3]
 
 
 def test_a_federation_that_nobody_joins_is_a_message():
     message = r"4 clients are needed, but 2 joined within 0\.2 s, and 0 nodes were refused"
     with pytest.raises(InputError, match=message):
         serve(LocalGrid([app(0), app(1)]), settings(deadline=0.2))
+
+
+def refusing(reason):
+    def broken(context):
+        raise RuntimeError(reason)
+
+    return client_app(TASK, broken)
+
+
+def never_waits(monkeypatch):
+    """Waiting fails the test at once: the deadlines of these tests would take minutes."""
+    monkeypatch.setattr(transport.time, "sleep", lambda _: pytest.fail("the server waits"))
+
+
+def test_a_federation_whose_nodes_all_refuse_ends_without_waiting(monkeypatch):
+    never_waits(monkeypatch)
+    network = LocalGrid([refusing(f"no disk {node}") for node in range(7)])
+    with pytest.raises(InputError, match="all 7 nodes were refused") as error:
+        serve(network, settings(deadline=600.0))
+    lines = str(error.value).splitlines()
+    assert lines[1:6] == [f"  node 10{node}: an error: no disk {node}" for node in range(5)]
+    assert lines[6] == "  and 2 more"
+    assert "start the run again" in lines[7]
+    assert {message.metadata.message_type for message in network.sent} == {"query"}
+
+
+def test_too_few_nodes_that_all_refuse_are_waited_for_a_little(monkeypatch):
+    """Others may come; but not for the whole deadline."""
+    monkeypatch.setattr(transport, "GRACE", 0.5)
+    start = time.monotonic()
+    with pytest.raises(InputError, match="all 2 nodes were refused"):
+        serve(LocalGrid([refusing("no disk")] * 2), settings(deadline=600.0))
+    assert 0.5 < time.monotonic() - start < 60
+
+
+def test_one_good_client_among_nodes_that_refuse_is_waited_for():
+    """The others may be repaired and started again, until the deadline."""
+    nodes = [app(0), *[refusing("no disk")] * 4]
+    with pytest.raises(InputError, match=r"1 joined within 0\.3 s, and 4 nodes were"):
+        serve(LocalGrid(nodes), settings(deadline=0.3))
+
+
+def test_nodes_that_all_refuse_after_a_round_has_counted_are_waited_for():
+    """Their SuperNodes were started again with another app, say: that may be corrected."""
+    network = grid()
+
+    def spoil(partition, message, reply):
+        if messages.Order.read(message.content).round == 1:
+            network.contexts = {node + 100: network.contexts[node] for node in network.apps}
+            network.apps = {node + 100: refusing("no disk") for node in network.apps}
+            return []
+        return [reply]
+
+    network.spoil = spoil
+    with pytest.raises(InputError, match=r"1 clients are needed, but 0 joined within 0\.5 s"):
+        serve(network, settings(deadline=0.5))
+
+
+@pytest.mark.parametrize(("own", "at_server"), [(None, "scaffold"), ("fedavg", "fedavg")])
+def test_a_client_that_does_not_support_the_algorithm_is_refused_at_once(
+    own, at_server, monkeypatch
+):
+    """A server with an algorithm of the user, and clients without it; and the other way round."""
+    never_waits(monkeypatch)
+    network = grid()
+    if own:
+        nodes = [client_app(TASK, lambda _: examples(0), algorithms.get(own))] * 4
+        network = LocalGrid(nodes)
+    algorithm = at_server if own else algorithms.get(at_server)
+    name = at_server if own else "custom"
+    with pytest.raises(InputError, match=f"the server trains {name}, which this client does not"):
+        serve(network, settings(algorithm, deadline=600.0))
+    assert {message.metadata.message_type for message in network.sent} == {"query"}
 
 
 def test_a_federation_that_only_strangers_join_is_another():
@@ -185,4 +265,4 @@ def test_a_node_that_leaves_is_not_asked_again(name, told):
     assert served.history[-1]["round"] == ROUNDS
     assert served.events["changed_populations"] == told
     asked = [m.metadata for m in network.sent if m.metadata.message_type == "train"]
-    assert not [m for m in asked if m.dst_node_id == 103 and int(m.group_id) > 2]
+    assert not [m for m in asked if m.dst_node_id == 103 and int(m.group_id) > 3]

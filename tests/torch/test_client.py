@@ -9,7 +9,7 @@ import fedda.torch
 import torch
 from fedda.errors import InputError
 from fedda.flower import messages
-from fedda.torch import DecoupledSGD, begin_round, client_app, end_round
+from fedda.torch import ALGORITHMS, DecoupledSGD, begin_round, client_app, end_round
 from helpers.torch_problem import CLIENTS, HYPER, F, Side, context, counting, loader, network, twin
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -42,7 +42,7 @@ def test_local_work(work, unit, full, steps, visited):
     assert reply["seen"]["examples"] == visited
     assert reply["upload"]["weight"].numpy() == 13
     about = dict(ask(app, RecordDict(), kind="query")["fedda"])
-    assert about == {"partition": 0}
+    assert about == {"partition": 0, "algorithms": list(ALGORITHMS)}
 
 
 def test_a_loss_may_give_one_number_for_each_example():

@@ -14,9 +14,10 @@ from fedda.core import tree
 from fedda.core.losses import squared_error
 from fedda.core.task import Plan, Task
 from fedda.data.federation import from_clients
+from fedda.errors import InputError
 from fedda.flower import Secure, Settings, messages, secure_mods, serve
 from fedda.flower import client_app as jax_client_app
-from fedda.torch import DecoupledSGD, begin_round, client_app, end_round, load
+from fedda.torch import ALGORITHMS, DecoupledSGD, begin_round, client_app, end_round, load
 from helpers.flower_grid import LocalGrid
 from helpers.problems import BATCH
 from helpers.torch_problem import (
@@ -217,6 +218,25 @@ def test_a_secure_sum_has_room_for_the_examples_of_all_epochs():
         assert not served.events, "nothing was clipped"
         losses.append([row["train_loss"] for row in served.history])
     np.testing.assert_allclose(*losses, rtol=1e-3)
+
+
+def test_a_server_with_an_algorithm_that_pytorch_clients_lack_learns_it_at_once():
+    """With their answers to the first question, before any client has trained."""
+    network = LocalGrid(torch_clients())
+    message = "the server trains scaffold, which this client does not support"
+    with pytest.raises(InputError, match=message) as error:
+        serve(network, settings("fedavg")._replace(algorithm="scaffold", chosen={}, deadline=600.0))
+    assert f"supports {', '.join(ALGORITHMS)}" in str(error.value)
+    assert {message.metadata.message_type for message in network.sent} == {"query"}
+
+
+def test_a_test_set_that_the_server_cannot_evaluate_is_refused_at_once():
+    nodes = LocalGrid(torch_clients())
+    task = fedda.torch.task(network())
+    pair = CLIENTS[0]
+    with pytest.raises(Exception, match="the server cannot evaluate a PyTorch module"):
+        serve(nodes, settings("fedavg")._replace(task=task, test=pair))
+    assert not nodes.sent
 
 
 def test_a_server_needs_no_more_than_the_module():

@@ -18,7 +18,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     given = context.run_config
     test = test_set()
-    served = serve(
+    serve(
         grid,
         Settings(
             algorithm=str(given["algorithm"]),
@@ -34,6 +34,3 @@ def main(grid: Grid, context: Context) -> None:
             directory=Path(str(given["out"])) if given["out"] else None,
         ),
     )
-    for row in served.history:
-        print(f"round {row['round']}: loss {row['loss']:.4f}, accuracy {row['accuracy']:.4f}")
-    print(f"events: {dict(served.events) or 'none'}")

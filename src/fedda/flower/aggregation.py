@@ -5,7 +5,6 @@ before. So a single client can neither make the sum overflow nor outweigh the ot
 `docs/flower.md` describes attacks that these checks do not stop.
 """
 
-import logging
 from collections import deque
 from collections.abc import Iterable, Mapping
 from functools import reduce
@@ -23,11 +22,11 @@ from fedda.core.tree import PyTree
 from fedda.flower import messages
 from fedda.flower.messages import NOT_FINITE, MessageError, NotFiniteError, Order
 from fedda.flower.settings import Settings
+from fedda.flower.state import log
 from fedda.flower.transport import Transport
 from fedda.simulate.cohort import work_of
 from fedda.transforms.compression import on_weighted
 
-log = logging.getLogger("fedda.flower")
 FEWEST = 3  # the fewest replies whose median a single malicious client cannot choose
 RECENT = 20  # the number of earlier replies to compare with
 LARGEST_LOSS = float(np.finfo(np.float32).max)  # of one example; sums of such losses are finite
@@ -120,7 +119,7 @@ class PlainAggregator:
         if replies:  # helps users to choose most_norm
             norms = [reply.size.norm for reply in replies.values()]
             text = "the norms of %d uploads have the median %g; the largest is %g"
-            log.info(text, len(norms), np.median(norms), max(norms))
+            log.debug(text, len(norms), np.median(norms), max(norms))
         self._compare(replies, measure(exchange.params).norm)
         for client in sorted(replies):
             self.recent.append(replies[client].size._replace(weights=_weights(replies[client])))

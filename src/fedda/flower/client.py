@@ -6,9 +6,8 @@ from the memory that it saved with this upload.
 """
 
 import json
-import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -27,9 +26,9 @@ from fedda.core.task import Task
 from fedda.core.tree import PyTree
 from fedda.data.federation import Shards, from_clients
 from fedda.errors import InputError
-from fedda.flower.messages import Order, pack, unpack
+from fedda.flower.messages import CUSTOM, Order, pack, unpack
+from fedda.flower.state import log
 
-log = logging.getLogger("fedda.flower")
 Data = TypeVar("Data")
 MEMORY = "fedda.memory."  # followed by the serial number of the order with which it was saved
 
@@ -67,12 +66,14 @@ def client_app(
         >>> app = client_app(task, data)
     """
     train = partial(work, task, algorithm)
-    return build_app(lambda context: from_clients([data(context)]), train, mods)
+    supported = [CUSTOM] if algorithm else algorithms.names()
+    return build_app(lambda context: from_clients([data(context)]), train, supported, mods)
 
 
 def build_app(
     load: Callable[[Context], Data],
     train: Callable[[Data, RecordDict, Context], RecordDict],
+    supported: Sequence[str],
     mods: list[Mod] | None,
 ) -> ClientApp:
     """Return a Flower client from functions that load the data and train.
@@ -81,6 +82,7 @@ def build_app(
         load: `(context) -> data`, called once for each client of a process. It raises an error if
             the client has no examples.
         train: `(data, content, context) -> reply`, does the work of an order.
+        supported: The names of the algorithms that the client can run.
         mods: Flower mods.
     """
     app = ClientApp(mods=mods)
@@ -95,7 +97,7 @@ def build_app(
     @app.query()
     def query(message: Message, context: Context) -> Message:
         data(context)
-        return Message(introduce(context, examples=1), reply_to=message)
+        return Message(introduce(context, 1, supported), reply_to=message)
 
     @app.train()
     def answer(message: Message, context: Context) -> Message:
@@ -115,21 +117,23 @@ def partition(context: Context) -> int:
     return number
 
 
-def introduce(context: Context, examples: int) -> RecordDict:
-    """Return the reply to the server's query for the client's number.
+def introduce(context: Context, examples: int, supported: Sequence[str]) -> RecordDict:
+    """Return the reply to the server's query: the client's number, and what it supports.
 
     The number of examples is only checked, not sent: secure aggregation keeps it secret.
 
     Args:
         context: The Flower context of the node.
         examples: The number of the client's examples.
+        supported: The names of the algorithms that the client can run.
 
     Raises:
         InputError: The client has no examples, so it cannot take part.
     """
     if examples < 1:
         raise InputError(f"a client must have at least one example, got {examples}.")
-    return RecordDict({"fedda": ConfigRecord({"partition": partition(context)})})
+    introduction = {"partition": partition(context), "algorithms": [*supported]}
+    return RecordDict({"fedda": ConfigRecord(introduction)})
 
 
 def build_reply(
@@ -192,7 +196,7 @@ def _load_memory(
     if name in context.state:
         return unpack(context.state.array_records[name], like)
     if order.resume_from:
-        log.warning("round %d: the client's memory is lost and was reset", order.round)
+        log.warning("round %d: the client's memory is lost and was reset", order.round + 1)
     return jax.jit(first)()
 
 

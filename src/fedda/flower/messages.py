@@ -17,6 +17,7 @@ from jax.tree_util import keystr, tree_flatten_with_path, tree_leaves_with_path
 from fedda.core.tree import PyTree
 
 MAX_HEADER = 1024  # the most bytes of a serialised array, besides its numbers
+CUSTOM = "custom"  # stands for an algorithm of the user, which has no name
 MAX_REASON = 500  # the most characters of a reason in the log
 SAME_VERSION = "Server and clients need the same model and the same version of fedda."
 NOT_FINITE = "Look for NaN in that client's data, or lower client_lr."

@@ -7,7 +7,7 @@ round, and continues from there when it is started again.
 """
 
 import json
-import logging
+import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -21,23 +21,24 @@ from jax import random
 
 from fedda import algorithms, api
 from fedda.core import tree
-from fedda.core.algorithm import Phase
+from fedda.core.algorithm import Algorithm, Phase
+from fedda.core.check_algorithm import check_parts
 from fedda.core.round import merged
 from fedda.core.tree import PyTree
 from fedda.data.federation import from_clients
 from fedda.errors import InputError
 from fedda.flower.aggregation import Aggregate, AggregationError, Exchange, PlainAggregator
-from fedda.flower.messages import MessageError, Order, pack
+from fedda.flower.messages import CUSTOM, MessageError, Order, pack
 from fedda.flower.secure import secure_sum
 from fedda.flower.settings import Settings, check
-from fedda.flower.state import Progress
-from fedda.flower.transport import Transport
+from fedda.flower.state import Progress, log
+from fedda.flower.transport import Transport, listed
 from fedda.simulate import train as simulate
 from fedda.simulate.cohort import draw_cohort
 from fedda.simulate.train import Row
 from fedda.storage.directory import RunDirectory
 
-log = logging.getLogger("fedda.flower")
+ENOUGH = 10  # clients whose faults show that no client can train
 
 
 class Served(NamedTuple):
@@ -78,7 +79,8 @@ def serve(grid: Grid, settings: Settings) -> Served:
         The final state of the server and the history of the rounds.
 
     Raises:
-        InputError: A setting is wrong, too few clients joined, or all rounds were skipped.
+        InputError: A setting is wrong, too few clients joined, all clients refused to train, or all
+            rounds were skipped.
     """
     server = Server(grid, settings)
     progress = server.progress
@@ -88,15 +90,20 @@ def serve(grid: Grid, settings: Settings) -> Served:
             vars(progress).update(saved.progress)
         if 0 < progress.round < settings.rounds:
             progress.event("restarts", f"continued from round {progress.round}")
+        if progress.round < settings.rounds:
+            server.log_start()
         server.transport.wait_for_clients(settings.nodes or settings.cohort)
         while progress.round < settings.rounds:
+            start = time.monotonic()
             server.run_round()
-            directory.log(server.row())
+            directory.log(row := server.row())
+            server.log_round(row, time.monotonic() - start)
             directory.save(progress.round, server.state, asdict(progress))
             directory.wait()  # so that a server that is killed now need not repeat the round
             while directory.notes:
                 log.warning(directory.notes.pop())
         directory.finish(server.summary)
+        log.info("Finished %d rounds. Events: %s", progress.round, progress.events or "none")
     if progress.skipped_rounds == progress.round:
         raise InputError(
             f"all of the {progress.round} rounds were skipped, so the model was not trained. "
@@ -115,9 +122,11 @@ class Server:
     """The state of a federation, and the rounds that change it."""
 
     def __init__(self, grid: Grid, settings: Settings) -> None:
-        self.settings, self.name, options = settings, "custom", {}
+        self.settings, self.name, options = settings, CUSTOM, {}
+        if isinstance(settings.algorithm, Algorithm):
+            check_parts(settings.algorithm)
         self.algorithm, self.hyper = algorithms.configure(settings.algorithm, settings.chosen)
-        check(settings, self.algorithm)
+        check(settings, self.algorithm, self.hyper)
         if isinstance(settings.algorithm, str):
             self.name = settings.algorithm
             known = algorithms.options(self.name).items()
@@ -132,8 +141,10 @@ class Server:
         self.client = memory, from_clients([settings.example]).shard(0), random.key(0)
         self.population = 0  # in the round before; 0: there was none
         self.progress = Progress()
-        self.transport = Transport(grid, settings.deadline, self.progress)
+        self.transport = Transport(grid, self.name, settings.deadline, self.progress)
         self.plain = [PlainAggregator(self.transport, settings) for _ in self.algorithm.phases]
+        self.asked: list[int] = []  # the clients that were asked in the last attempt at a round
+        self.outcome = ""  # of the last round, for the log
 
     def identity(self) -> dict[str, str]:
         """Return what must stay the same for the federation to be continued."""
@@ -148,16 +159,40 @@ class Server:
                 self.attempt_round()
                 break
             except AggregationError as reason:
-                self.progress.event("repeated_rounds", f"round {self.progress.round}: {reason}")
+                self.progress.event("repeated_rounds", f"{self.title()} failed: {reason}")
+                self.outcome = f"skipped: {reason}"
                 if attempt + 1 < self.settings.attempts:
                     self.transport.wait_for_clients(self.settings.least)
         else:
+            self.check_faults()
             self.progress.skipped_rounds += 1
         self.progress.round += 1
 
+    def check_faults(self) -> None:
+        """End a federation in which no client can train: further rounds would fail, too.
+
+        The server must know a fault of each client that it has just asked, and of 10 clients or all
+        of them. A federation that was able to train a round is never ended.
+
+        Raises:
+            InputError: The reasons of the clients.
+        """
+        faults = self.transport.faults
+        enough = min(ENOUGH, len(self.transport.clients))
+        if self.progress.counted or not self.asked or len(faults) < enough:
+            return
+        if faults.keys() >= set(self.asked):
+            raise InputError(
+                f"no client can train: all {len(faults)} clients that were asked have failed, "
+                f"{self.settings.attempts} times in the last round."
+                f"{listed('client', faults)}\nCorrect the clients or the settings, and start the "
+                "run again."
+            )
+
     def attempt_round(self) -> None:
         """Run all phases of a round; change the state only after the last of them."""
-        number, least = self.progress.round, self.settings.least
+        number, least, replies = self.progress.round, self.settings.least, list[str]()
+        self.asked = []
         self.transport.find_clients()
         everyone = sorted(self.transport.clients)
         self.compare_population(len(everyone))
@@ -165,7 +200,7 @@ class Server:
         if size < least:
             raise AggregationError(f"{size} clients are there, {least} are needed")
         drawn = draw_cohort(self.settings.seed, number, len(everyone), size)
-        cohort = [everyone[place] for place in drawn]
+        cohort = self.asked = [everyone[place] for place in drawn]
         state, counted, finite = self.state, dict(self.progress.counted), True
         loss = examples = 0.0
         for place, phase in enumerate(self.algorithm.phases):
@@ -177,16 +212,19 @@ class Server:
                 after, usable = self.merge(phase, state, total.upload)
             if len(total.counted) < least:
                 raise AggregationError(f"{len(total.counted)} of {len(cohort)} replies were valid")
+            replies.append(f"{len(total.counted)}/{len(cohort)}")
             state, finite = after, finite and usable
             counted |= {str(client): orders[client].serial for client in total.counted}
             loss += float(total.seen.loss)
             examples += float(total.seen.examples)
         if not finite:
-            self.progress.event("unusable_sums", f"round {number}: the sum was not finite")
+            self.outcome = "skipped: the sum was not finite"
+            self.progress.event("unusable_sums", f"{self.title()} {self.outcome}")
             self.progress.skipped_rounds += 1
             return
         self.state, self.progress.counted = state, counted
         self.progress.train_loss = loss / examples if examples else None
+        self.outcome = f"replies {', '.join(replies)}"  # of each phase
 
     def compare_population(self, count: int) -> None:
         """Report a change after which a mean over the memory of all clients is wrong."""
@@ -237,7 +275,7 @@ class Server:
             text = f"uploads of {total.clipped} clients were clipped"
             self.progress.event("clipped_uploads", text)
         for client in orders.keys() - total.counted:
-            log.warning("round %d goes on without client %d", self.progress.round, client)
+            log.warning("%s goes on without client %d", self.title(), client)
         return total
 
     def merge(self, phase: Phase, state: Any, upload: PyTree) -> tuple[Any, bool]:
@@ -268,13 +306,41 @@ class Server:
         progress, settings = self.progress, self.settings
         row: Row = {"round": progress.round, "train_loss": progress.train_loss}
         if progress.round % settings.eval_every == 0 or progress.round == settings.rounds:
-            if settings.test is not None:
-                evaluate = simulate.evaluate(settings.task, False, None)
-                metrics = evaluate(self.state.params, *settings.test)
-                row |= {name: float(value) for name, value in metrics.items()}
-            if settings.evaluate is not None:
-                row |= settings.evaluate(self.state.params)
+            row |= self.evaluate()
         return row | self.totals()
+
+    def evaluate(self) -> Row:
+        """Return the metrics of the current model."""
+        metrics: Row = {}
+        if self.settings.test is not None:
+            evaluate = simulate.evaluate(self.settings.task, False, None)
+            found = evaluate(self.state.params, *self.settings.test)
+            metrics |= {name: float(value) for name, value in found.items()}
+        if self.settings.evaluate is not None:
+            metrics |= self.settings.evaluate(self.state.params)
+        return metrics
+
+    def title(self) -> str:
+        """Return the name of the current round in the log."""
+        return f"[ROUND {self.progress.round + 1}/{self.settings.rounds}]"
+
+    def log_start(self) -> None:
+        """Log what is trained, and the metrics of the model before the first round.
+
+        So an evaluation that fails does so before any client has worked.
+        """
+        settings, size = self.settings, f"{tree.size(self.state.params):,} parameters"
+        log.info("Training with %s: %s", self.name, ", ".join(_shown(self.hyper._asdict())))
+        log.info("\t├── Rounds: %d, of %d clients each", settings.rounds, settings.cohort)
+        log.info("\t├── Directory: %s", settings.directory or "none, nothing is saved")
+        log.info("\t└── Model: %s", ", ".join([size, *_shown(self.evaluate())]))
+
+    def log_round(self, row: Row, seconds: float) -> None:
+        """Log the last round in one line."""
+        name = f"[ROUND {self.progress.round}/{self.settings.rounds}]"
+        hidden = {"round", *simulate.TOTALS}
+        metrics = _shown({key: value for key, value in row.items() if key not in hidden})
+        log.info("%s %s, %.1f s", name, ", ".join([*metrics, self.outcome]), seconds)
 
     def summary(self) -> dict[str, Any]:
         """Return what `summary.json` contains."""
@@ -290,6 +356,11 @@ class Server:
     def totals(self) -> dict[str, int]:
         """Return the bytes sent so far, and the uploads and rounds that did not count."""
         return {name: getattr(self.progress, name) for name in simulate.TOTALS}
+
+
+def _shown(values: Mapping[str, Any]) -> list[str]:
+    """Return numbers with their names for the log. A missing training loss is left out."""
+    return [f"{name} {float(value):.4g}" for name, value in values.items() if value is not None]
 
 
 _send = jax.jit(lambda phase, hp, state: phase.send(hp, state), static_argnums=0)

@@ -7,9 +7,12 @@ from typing import Any, NamedTuple
 
 from fedda import api
 from fedda.core.algorithm import Algorithm
+from fedda.core.check_algorithm import check_work
 from fedda.core.task import Task
 from fedda.core.tree import PyTree
+from fedda.data.federation import checked_pair, from_clients
 from fedda.errors import InputError, check_whole_number
+from fedda.simulate.check_problem import check_problem
 
 MODULUS = 2**32  # of secure sums: the largest that Flower allows
 
@@ -90,7 +93,7 @@ class Settings(NamedTuple):
         test: Arrays `(x, y)` on which the server evaluates the model.
         evaluate: Your own evaluation: parameters in, numbers by name out.
         eval_every: Rounds between two evaluations.
-        nodes: Clients that must have joined before the first round; 0: as many as a cohort has.
+        nodes: Clients that must have joined before the first round, at least `cohort`; 0: `cohort`.
         least: Valid replies that a phase needs.
         deadline: Seconds that the server waits for the replies of a phase, and for clients to join.
         attempts: Attempts at a round before it is skipped.
@@ -125,7 +128,7 @@ class Settings(NamedTuple):
     directory: Path | None = None
 
 
-def check(settings: Settings, algorithm: Algorithm) -> None:
+def check(settings: Settings, algorithm: Algorithm, hyper: Any) -> None:
     """Refuse settings with which a federation cannot be trained."""
     for name in ("rounds", "cohort", "eval_every", "least", "attempts"):
         check_whole_number(name, getattr(settings, name), least=1)
@@ -136,6 +139,11 @@ def check(settings: Settings, algorithm: Algorithm) -> None:
             f"least must be at most cohort, which is {settings.cohort}, got {settings.least}. "
             "Lower least or raise cohort."
         )
+    if 0 < settings.nodes < settings.cohort:
+        raise InputError(
+            f"cohort must be at most nodes, which is {settings.nodes}, got {settings.cohort}. "
+            "Lower cohort or raise nodes."
+        )
     for name in ("most_norm", "most_weight", "most_norm_ratio", "most_weight_ratio"):
         value, least = getattr(settings, name), 1 if name.endswith("ratio") else 0
         if value is not None and not (value >= least and value > 0):
@@ -143,6 +151,8 @@ def check(settings: Settings, algorithm: Algorithm) -> None:
             raise InputError(f"{name} must be {kind}, or None for no limit, got {value}.")
     if not settings.deadline > 0:
         raise InputError(f"deadline must be a positive number of seconds, got {settings.deadline}.")
+    if settings.secure is not None:
+        settings.secure.check(settings.cohort)
     if settings.secure is not None and (settings.most_norm or settings.most_weight):
         raise InputError(
             "most_norm and most_weight limit single uploads, which a server with secure "
@@ -153,3 +163,11 @@ def check(settings: Settings, algorithm: Algorithm) -> None:
             "compressed and bounded uploads are opened one by one, but a server with secure "
             "aggregation sees only their sum. Leave one of the two out."
         )
+    task, test = settings.task, settings.test
+    if not isinstance(task, Task):
+        raise InputError(f"task must be a fedda.core.task.Task, got {type(task).__name__}.")
+    test = None if test is None else checked_pair(test, "the test set")
+    shards = from_clients([checked_pair(settings.example, "example")])
+    check_problem(task.model, task.loss, task.metrics if test else (), shards, test)
+    if isinstance(settings.algorithm, Algorithm):
+        check_work(algorithm, api.traced(hyper, task.model), task, shards)

@@ -4,7 +4,8 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-log = logging.getLogger("fedda.flower")
+# A child of the logger of Flower: `flwr log` shows its lines in the same form.
+log = logging.getLogger("flwr.fedda")
 
 
 @dataclass

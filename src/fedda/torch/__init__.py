@@ -5,9 +5,8 @@ loop, use `begin_round`, `DecoupledSGD` and `end_round`. `task` describes the mo
 and `load` copies the trained parameters into the module.
 """
 
-from fedda.flower.client import introduce
 from fedda.torch.bridge import DTYPES, load, model, parameters, task
-from fedda.torch.client import ALGORITHMS, begin_round, client_app, end_round
+from fedda.torch.client import ALGORITHMS, begin_round, client_app, end_round, introduce
 from fedda.torch.decoupled_sgd import DecoupledSGD
 
 __all__ = [

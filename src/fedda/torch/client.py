@@ -27,6 +27,7 @@ from fedda.algorithms import fedda
 from fedda.core.local import Counter, weighted_by
 from fedda.core.tree import PyTree
 from fedda.errors import InputError, check_whole_number, unknown
+from fedda.flower import client as flower_client
 from fedda.flower.client import build_app, build_reply, partition
 from fedda.flower.messages import Order, unpack
 from fedda.torch.bridge import DTYPES, load, parameters, private_buffer, to_array, to_tensor
@@ -36,6 +37,21 @@ from torch import Tensor
 ALGORITHMS = ("fedavg", "fedda-adagrad", "fedda-adam", "fedda-sgdm")
 
 # ---------------------------------------------------------------------------------- one round
+
+
+def introduce(context: Context, examples: int) -> RecordDict:
+    """Return the reply to the server's query: the client's number, and what it supports.
+
+    The number of examples is only checked, not sent: secure aggregation keeps it secret.
+
+    Args:
+        context: The Flower context of the node.
+        examples: The number of the client's examples.
+
+    Raises:
+        InputError: The client has no examples, so it cannot take part.
+    """
+    return flower_client.introduce(context, examples, ALGORITHMS)
 
 
 def begin_round(content: RecordDict, module: Module, optimizer: DecoupledSGD) -> Order:
@@ -220,7 +236,7 @@ def client_app(
                     seen = _train(module, loss, optimizer, batches)
             return end_round(order, context, module, optimizer, examples=examples, **seen)
 
-    return build_app(lambda context: _check_loader(data(context)), train, mods)
+    return build_app(lambda context: _check_loader(data(context)), train, ALGORITHMS, mods)
 
 
 def _check_loader(loader: Any) -> DataLoader[Any]:
