@@ -69,6 +69,7 @@ def _from_file(path: Path, model: Model | None) -> Result:
         settings=notes["settings"],
         history=notes["history"],
         per_client=notes["per_client"],
+        warnings=notes["warnings"],
         preparation=notes["preparation"],
     )
 
@@ -87,13 +88,15 @@ def _from_directory(path: Path, model: Model | None) -> Result:
         {name: math.nan if value is None else value for name, value in row.items()}
         for row in found.history
     ]
+    summary = _summary(path) if found.finished else {}
     return _result(
         path,
         found.arrays,
         model or _model(settings),
         settings={name: value for name, value in settings.items() if name != "preparation"},
         history=history,
-        per_client=_per_client(path) if found.finished else None,
+        per_client=summary.get("per_client"),
+        warnings=summary.get("warnings", []),
         preparation=settings.get("preparation"),
     )
 
@@ -131,13 +134,11 @@ def _result(
     )
 
 
-def _per_client(path: Path) -> dict[str, Any] | None:
+def _summary(path: Path) -> dict[str, Any]:
     try:
-        summary = read_json(path / SUMMARY, {...: Any})
+        return dict(read_json(path / SUMMARY, {...: Any}))
     except (OSError, ValueError):  # it does not exist, or another command reports the damage
-        return None
-    evaluated: dict[str, Any] | None = summary.get("per_client")
-    return evaluated
+        return {}
 
 
 def _model(settings: dict[str, Any]) -> Model | None:

@@ -153,6 +153,7 @@ def train(
         found = hosts.agreed(summary)
     if kept.resumed_at is not None:
         kept.notes.append(f"continued from round {kept.resumed_at}")
+    kept.notes.extend(result.warnings)
     return Outcome(result, found, kept.notes)
 
 
@@ -175,6 +176,7 @@ def _summary(config: Config, prepared: Prepared, result: Result) -> dict[str, An
         "padding_waste": simulate.padding_waste(setup, config.seed),
         "devices": 1 if mesh is None else mesh.size,  # that were used
         "processes": jax.process_count(),
+        "warnings": list(result.warnings),
     }
     if result.per_client is not None:
         summary["per_client"] = result.per_client

@@ -81,7 +81,12 @@ def _run(result: Any, label: str, higher_is_better: bool | None) -> Run:
     metrics = [name for name in result.settings.get("metrics", ()) if name in last]
     metric = metrics[0] if metrics else "loss" if "loss" in last else "train_loss"
     better = bool(metrics) if higher_is_better is None else higher_is_better
-    summary = {"metric": metric, "higher_is_better": better, "per_client": result.per_client}
+    summary = {
+        "metric": metric,
+        "higher_is_better": better,
+        "per_client": result.per_client,
+        "warnings": result.warnings,
+    }
     config = {"algorithm": "unknown", "seed": 0, **result.settings}
     return Run(
         path=None,

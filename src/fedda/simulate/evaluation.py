@@ -128,6 +128,7 @@ class ClientMetrics:
         return f"<table><caption>{self._title()}</caption>{rows}</table>"
 
 
+@devices.compile_cache()
 def evaluate(
     model: Model,
     params: PyTree,

@@ -1,6 +1,6 @@
 """The outcome of a run."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -32,6 +32,7 @@ class Result:
         model: The model, if it is known.
         preparation: How a table becomes inputs of the model, if the clients came from a table.
         per_client: The evaluation of each client after the last round, if the run was asked for it.
+        warnings: What is probably wrong with the run, in sentences. `fedda.run` also logs them.
     """
 
     state: Any
@@ -41,6 +42,7 @@ class Result:
     model: Model | None = None
     preparation: Preparation | None = None
     per_client: Mapping[str, Any] | None = None
+    warnings: Sequence[str] = ()
 
     @property
     def params(self) -> PyTree:

@@ -30,6 +30,7 @@ NOTES = {
     "settings": {...: Any},
     "history": [{"round": int}],
     "per_client": Any,
+    "warnings": [str],
     "preparation": (str, None),
 }
 MOST_MEMORY = 1e9  # bytes of client memory that a file holds
@@ -71,6 +72,7 @@ def write(result: "Result", path: Path) -> None:
         "settings": result.settings,
         "history": result.history,
         "per_client": result.per_client,
+        "warnings": list(result.warnings),
         "preparation": None if result.preparation is None else result.preparation.to_json(),
     }
     with interrupts.critical():
