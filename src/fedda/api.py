@@ -28,7 +28,7 @@ from fedda.simulate import hosts, warnings
 from fedda.simulate.check_problem import check_problem
 from fedda.simulate.cohort import SAMPLERS, Layout, automatic_chunk
 from fedda.simulate.devices import compile_cache, everywhere, mesh_for
-from fedda.simulate.evaluation import evaluated_clients
+from fedda.simulate.evaluation import evaluated_clients, metric_settings
 from fedda.simulate.grid import Batch, Begun, OnEvaluation, Part, train_together
 from fedda.simulate.progress import GridProgress, Progress, Update, bars, grid_bar, run_bar
 from fedda.simulate.result import Result
@@ -278,7 +278,7 @@ def _settings(
         "clients": setup.shards.num_clients,
         "loss": getattr(task.loss, "__name__", "loss"),
         "test": None if setup.test is None else num_rows(setup.test[1]),
-        "metrics": [metric.__name__ for metric in task.metrics],
+        **metric_settings(task.metrics),
     }
 
 

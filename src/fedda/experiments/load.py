@@ -15,6 +15,7 @@ from fedda.data.preparation import Preparation
 from fedda.errors import InputError
 from fedda.models import Model
 from fedda.simulate import saved
+from fedda.simulate.evaluation import metric_settings
 from fedda.simulate.result import Result
 from fedda.storage.checkpoint import restored
 from fedda.storage.directory import SUMMARY, read_newest
@@ -22,7 +23,8 @@ from fedda.storage.files import read_json
 from fedda.storage.named_arrays import Node, nested
 from fedda.tasks import config
 
-ADDED = ("metrics", "finished")  # settings of a result that are no settings of a task
+# Settings of a result that are no settings of a task.
+ADDED = ("metrics", "lower_is_better", "finished")
 
 
 def load(path: str | PathLike[str], model: Model | None = None) -> Result:
@@ -83,7 +85,7 @@ def _from_directory(path: Path, model: Model | None) -> Result:
         )
     settings = found.settings | {"finished": found.finished}
     if "task" in settings and model is None:
-        settings["metrics"] = [metric.__name__ for metric in _problem(settings).metrics]
+        settings |= metric_settings(_problem(settings).metrics)
     history = [
         {name: math.nan if value is None else value for name, value in row.items()}
         for row in found.history

@@ -16,7 +16,7 @@ from fedda.core import tree
 from fedda.reports.runs import SUMMARY
 from fedda.simulate import devices, hosts
 from fedda.simulate import train as simulate
-from fedda.simulate.evaluation import evaluated_clients
+from fedda.simulate.evaluation import evaluated_clients, metric_settings
 from fedda.simulate.progress import Progress
 from fedda.simulate.result import Result
 from fedda.simulate.run import train_run
@@ -135,7 +135,7 @@ def train(
             hp,
             config.seed,
             kept,
-            settings=config.flat() | {"metrics": [each.__name__ for each in problem.metrics]},
+            settings=config.flat() | metric_settings(problem.metrics),
             preparation=problem.preparation,
             checkpoint_every=config.checkpoint_every,
             on_compile=lambda: on_progress is not None and on_progress(None),

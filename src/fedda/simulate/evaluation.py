@@ -199,6 +199,12 @@ def is_higher_better(metric: ExampleWise) -> bool:
     return bool(getattr(metric, "higher_is_better", True))
 
 
+def metric_settings(metrics: Sequence[ExampleWise]) -> dict[str, list[str]]:
+    """Return the names of metrics, as the settings of a result hold them."""
+    lower = [metric.__name__ for metric in metrics if not is_higher_better(metric)]
+    return {"metrics": [metric.__name__ for metric in metrics], "lower_is_better": lower}
+
+
 def evaluated_clients(setup: Setup, params: PyTree) -> dict[str, Any]:
     """Return the loss and the metrics of each client after a run, as JSON has them.
 

@@ -57,7 +57,7 @@ class Result:
                 a `preparation`, an array is taken as prepared, and anything else as a table.
 
         Raises:
-            InputError: The result has no model.
+            InputError: The result has no model, or a table or prepared array does not fit.
         """
         if self.model is None:
             raise InputError(
@@ -66,6 +66,12 @@ class Result:
             )
         if self.preparation is not None and not isinstance(x, np.ndarray | jax.Array):
             x = self.preparation.apply(x)
+        elif self.preparation is not None and x.shape[1:] != (len(self.preparation.features),):
+            raise InputError(
+                f"got an array of shape {x.shape}, expected prepared examples of the shape "
+                f"(examples, {len(self.preparation.features)}). Give the rows of a table, as a "
+                "DataFrame or a dictionary of columns."
+            )
         return self.model.apply(self.params, jnp.asarray(x))
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -76,6 +82,9 @@ class Result:
 
         Args:
             path: The file, such as `model.fedda`. A file of this name is replaced.
+
+        Raises:
+            InputError: The path is a folder, or in a folder that does not exist.
         """
         saved.write(self, Path(path))
 

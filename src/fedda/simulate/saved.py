@@ -55,6 +55,9 @@ class _Arrays(NamedTuple):
 
 def write(result: "Result", path: Path) -> None:
     """Write a result to a file, which gets its name when it is complete."""
+    if path.is_dir() or not path.parent.is_dir():
+        what = "is a folder" if path.is_dir() else "is in a folder that does not exist"
+        raise InputError(f"got {path}, which {what}; expected a file to write. Correct the path.")
     arrays = checkpoint.on_host(_Arrays(devices.here(result.state), result.memory))
     kept = sum(array.nbytes for name, array in arrays.items() if name.startswith(".memory"))
     if kept > MOST_MEMORY:
