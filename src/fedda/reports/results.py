@@ -10,7 +10,6 @@ from fedda.reports import comparison
 from fedda.reports.runs import Run
 from fedda.simulate.result import Result
 
-
 One = Result | GridPoint
 
 
@@ -92,8 +91,8 @@ def _labelled(results: Any) -> list[tuple[str, Result]]:
             result = one.result if isinstance(one, GridPoint) else one
             if not isinstance(result, Result):
                 raise InputError(
-                    f"report got {shown(group)}, expected results of fedda.run. Give a list of "
-                    "them, or a dictionary from labels to results. fedda.load reads run directories."
+                    f"report got {shown(group)}, expected results of fedda.run. Give a list, or a "
+                    "dictionary from labels to results. fedda.load reads a run directory."
                 )
             found.append((label, result))
     return found
