@@ -30,6 +30,7 @@ os.environ["XLA_FLAGS"] = " ".join([FLAGS, *QUICK])
 jax.devices()
 os.environ["XLA_FLAGS"] = FLAGS
 
+os.environ["FEDDA_COMPILE_CACHE"] = "off"  # or a test would depend on programs of earlier ones
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 

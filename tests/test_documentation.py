@@ -104,7 +104,27 @@ server_app.app(grid, Context(1, 1, {}, RecordDict(), {}))
 weights = torch.load("model.pt", weights_only=True)
 assert set(weights) == {"0.weight", "0.bias", "2.weight", "2.bias"}
 """
-ALSO = {"pytorch.md": [["python", FEDERATION]]}
+VISITS = """
+from helpers import hospitals as files
+files.write_csv("visits.csv")
+"""
+RECIPES = """
+import json, pathlib
+assert len(table) == 50 and list(table) == ["client", "examples", "accuracy"]
+assert abs(table["accuracy"].mean() - found.mean["accuracy"]) < 1e-9
+assert found.mean["accuracy"] > 0.7
+assert len(pathlib.Path("hospitals.csv").read_text().splitlines()) == 51
+assert json.loads(pathlib.Path("runs/mine/summary.json").read_text())["rounds"] == 1000
+row = {"ward": "oncology", "sex": "F", "age": 71, "income": 2e4, "creatinine": 1.4}
+row["pressure"] = None
+assert (result.predict(row) == result.predict([[71, None, 1.4, 2e4, "F", "oncology"]])).all()
+assert pathlib.Path("look-ahead/report.html").exists()
+lines = pathlib.Path("look-ahead/table.md").read_text().splitlines()
+rows = [line.split("|") for line in lines if line.startswith(("| FedAvg", "| look-ahead"))]
+assert [row[3].strip() for row in rows] == ["5", "5"]  # seeds
+"""
+BEFORE = {"recipes.md": [["python", VISITS]]}
+ALSO = {"pytorch.md": [["python", FEDERATION]], "recipes.md": [["python", RECIPES]]}
 
 RUNNING = [page for page in PAGES if steps_of(page)]
 
@@ -112,7 +132,7 @@ RUNNING = [page for page in PAGES if steps_of(page)]
 @pytest.mark.parametrize("page", RUNNING, ids=lambda page: page.stem)
 def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path, request):
     """In one process, in a plain session: JAX is as strict there as it is for users."""
-    steps = steps_of(page) + ALSO.get(page.name, [])
+    steps = BEFORE.get(page.name, []) + steps_of(page) + ALSO.get(page.name, [])
     if page.name == "pytorch.md":
         pytest.importorskip("torch")
     if page.name in ("flower.md", "pytorch.md"):

@@ -24,11 +24,11 @@ from fedda.data.streaming import Feed
 from fedda.data.tabular import Federation
 from fedda.errors import InputError, check_whole_number, is_finite, shown
 from fedda.models import Model, recipe_of
-from fedda.simulate import hosts
+from fedda.simulate import hosts, warnings
 from fedda.simulate.check_problem import check_problem
 from fedda.simulate.cohort import SAMPLERS, Layout, automatic_chunk
-from fedda.simulate.devices import everywhere, mesh_for
-from fedda.simulate.evaluation import evaluated_clients
+from fedda.simulate.devices import compile_cache, everywhere, mesh_for
+from fedda.simulate.evaluation import evaluated_clients, metric_settings
 from fedda.simulate.grid import Batch, Begun, OnEvaluation, Part, train_together
 from fedda.simulate.progress import GridProgress, Progress, Update, bars, grid_bar, run_bar
 from fedda.simulate.result import Result
@@ -76,6 +76,7 @@ class GridPoint(NamedTuple):
 
 
 @stoppable
+@compile_cache()
 def run(
     algorithm: str | Algorithm,
     model: Model,
@@ -226,14 +227,16 @@ def run(
             checkpoint_every=checkpoint_every,
             on_compile=lambda: tell(None),
             on_evaluation=report,
+            on_warning=_warn if hosts.is_first() else lambda text: None,
         )
         if per_client:
             evaluated = evaluated_clients(setup, result.params)
             result = dataclasses.replace(result, per_client=evaluated)
         last = result.history[-1]
         if path is not None:
+            found = {"final": json_numbers(last), "warnings": list(result.warnings)}
             clients_too = {"per_client": result.per_client} if per_client else {}
-            kept.finish(lambda: identity | {"final": json_numbers(last), **clients_too})
+            kept.finish(lambda: identity | found | clients_too)
     if kept.resumed_at is not None:
         log.info("%s: continued from round %d", path, kept.resumed_at)
     for note in kept.notes:
@@ -244,6 +247,10 @@ def run(
         return result
     # A table of all clients may be large: the host keeps it, so that the device has room again.
     return dataclasses.replace(result, memory=jax.device_get(result.memory))
+
+
+def _warn(text: str) -> None:
+    log.warning("fedda: %s", text)
 
 
 @contextmanager
@@ -271,7 +278,7 @@ def _settings(
         "clients": setup.shards.num_clients,
         "loss": getattr(task.loss, "__name__", "loss"),
         "test": None if setup.test is None else num_rows(setup.test[1]),
-        "metrics": [metric.__name__ for metric in task.metrics],
+        **metric_settings(task.metrics),
     }
 
 
@@ -287,6 +294,7 @@ def _digests(setup: Setup, start: Result | None) -> dict[str, Any]:
 
 
 @stoppable
+@compile_cache()
 def run_grid(
     algorithm: str | Algorithm,
     model: Model,
@@ -382,6 +390,9 @@ def run_grid(
     points = grid_points(label, setup.algorithm, base._asdict(), tried, seeds)
     if len(points) < 2:
         raise InputError(f"run_grid trains at least two runs, got {len(points)}. Use run for one.")
+    about_data = warnings.about_data(setup.shards)
+    for warning in about_data:
+        _warn(warning)
     found: list[GridPoint] = []
     hypers, every_seed = zip(*points, strict=True)
     with _bar(algorithm, progress) as bar:
@@ -400,7 +411,15 @@ def run_grid(
                     values, seed = points[member]
                     chosen = {name: getattr(values, name) for name in grid}
                     settings = _settings(training, setup, values, hyper) | {"seed": seed}
-                    result = Result(state=state, history=history, settings=settings, model=model)
+                    # Of the runs of a grid, some are bad: their warnings are not logged.
+                    about_run = warnings.about_run(setup, history[-1])
+                    result = Result(
+                        state=state,
+                        history=history,
+                        settings=settings,
+                        model=model,
+                        warnings=[*about_data, *about_run],
+                    )
                     found.append(GridPoint(chosen, seed, result))
         except Interrupted as stop:
             stop.result = found

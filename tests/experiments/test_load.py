@@ -124,6 +124,17 @@ def test_without_the_model_parameters_are_dictionaries_and_predict_says_what_is_
         again.predict(X)
 
 
+def test_a_result_is_saved_to_a_file_in_a_folder_that_exists(tmp_path: Path):
+    result = trained(fedda.models.linear(3, 2), "fedavg")
+    for path, why in (
+        (tmp_path, "is a folder"),
+        (tmp_path / "no" / "model", "is in a folder that does not exist"),
+    ):
+        with pytest.raises(InputError, match=f"got {path}, which {why}; expected a file"):
+            result.save(path)
+    assert os.listdir(tmp_path) == []
+
+
 @pytest.mark.parametrize(
     "model",
     [

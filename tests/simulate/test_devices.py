@@ -94,7 +94,7 @@ print(jax.config.jax_compilation_cache_dir)
 
 def test_importing_the_library_or_the_command_looks_for_no_devices():
     code = """
-import fedda, fedda.cli.main, jax
+import fedda.cli.main, fedda.public, jax
 jax.config.update("jax_num_cpu_devices", 5)  # refused once devices were looked for
 print(len(jax.devices()), jax.config.jax_compilation_cache_dir)
 """
@@ -122,10 +122,28 @@ try:
 except SystemExit as stop:
     assert not stop.code
 """
+LIBRARY = """
+import fedda, jax, numpy as np
+before = jax.config.values.copy()
+jax.numpy.ones(3) + 1  # a program of the user
+draw = np.random.default_rng(0)
+clients = [(draw.normal(size=(n, 4)), draw.integers(0, 2, n)) for n in (5, 30, 9)]
+model, metrics = fedda.models.linear(4, 2), [fedda.losses.accuracy]
+given = (model, clients, fedda.losses.cross_entropy)
+settings = dict(test=clients[1], metrics=metrics, rounds=4, cohort=2)
+result = fedda.run("fedavg", *given, **settings)
+fedda.run_grid("fedavg", *given, grid=dict(client_lr=[0.1, 0.2]), **settings)
+fedda.evaluate(model, result.params, clients, metrics, per_client=True)
+jax.numpy.ones(4) - 1  # another
+name = "jax_persistent_cache_min_entry_size_bytes"  # JAX itself changes it at the first use
+assert {{**before, name: 0}} == {{**jax.config.values, name: 0}}
+"""
 
 
 @pytest.mark.parametrize(
-    "program", [SMALL, pytest.param(WHOLE, marks=pytest.mark.slow)], ids=["small", "whole"]
+    "program",
+    [SMALL, LIBRARY, pytest.param(WHOLE, marks=pytest.mark.slow)],
+    ids=["small", "library", "whole"],
 )
 def test_a_second_process_compiles_nothing(program: str, tmp_path: Path):
     environment = {"XDG_CACHE_HOME": str(tmp_path), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
@@ -140,7 +158,44 @@ def test_a_second_process_compiles_nothing(program: str, tmp_path: Path):
         else:
             assert misses == 0
             assert hits >= len(names)  # one program may be asked for twice
-    assert any(name.startswith("jit_segment-") for name in names) == (program is WHOLE)
+    assert any(name.startswith("jit_segment-") for name in names) == (program is not SMALL)
+    assert not any("subtract" in name for name in names), "programs of the user stay out"
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"FEDDA_COMPILE_CACHE": "off"},
+        {"JAX_ENABLE_COMPILATION_CACHE": "false"},
+        {"JAX_COMPILATION_CACHE_DIR": "theirs", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"},
+    ],
+    ids=["off", "JAX's is off", "another folder"],
+)
+def test_the_user_decides_about_the_cache(setting: dict[str, str], tmp_path: Path):
+    code = """
+import os
+import fedda, numpy as np
+os.chdir(os.environ["XDG_CACHE_HOME"])
+model = fedda.Model(lambda key: np.ones(()), lambda params, x: params * x)
+fedda.evaluate(model, 1.0, ([[1.0]], [[1.0]]), [fedda.losses.squared_error])
+print(*os.listdir())
+"""
+    expected = "theirs" if "theirs" in setting.values() else ""
+    assert python(code, XDG_CACHE_HOME=str(tmp_path), **setting) == [expected]
+
+
+def test_programs_that_were_not_used_for_longest_make_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for number in range(4):
+        path = tmp_path / f"jit_{number}-cache"
+        path.write_bytes(b"0123456789")
+        os.utime(path, (number == 0 and 10, number))  # the first was used last
+    (tmp_path / "another.txt").write_bytes(50 * b"x")
+    devices._is_ready.cache_clear()
+    monkeypatch.setattr(devices, "MOST_CACHED", 25)
+    assert devices._is_ready(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["another.txt", "jit_0-cache", "jit_3-cache"]
 
 
 @pytest.mark.parametrize(
@@ -164,10 +219,11 @@ def test_where_compiled_programs_are_kept(
 
 
 def test_each_kind_of_processor_has_its_own_programs(monkeypatch: pytest.MonkeyPatch):
-    ours = devices.compiled_folder()
-    assert ours == devices.compiled_folder()
+    name = devices._processor.__wrapped__  # not the cached one
+    ours = name()
+    assert ours == name()
     monkeypatch.setattr(Path, "read_text", lambda path: "processor: 0\nflags : fpu sse avx512f\n")
-    assert ours != devices.compiled_folder()
+    assert ours != name()
 
 
 # --------------------------------------------------------------------------- what a run uses

@@ -74,6 +74,8 @@ def test_a_federation_brings_its_classes_and_its_preparation():
     prepared = found.preparation.apply(table)
     np.testing.assert_array_equal(found.predict(table), found.predict(prepared))
     np.testing.assert_array_equal(found.predict(table), MODEL.apply(found.params, prepared))
+    with pytest.raises(InputError, match=r"of shape \(2, 2\), expected .* \(examples, 3\).*rows"):
+        found.predict(prepared[:2, :2])
 
 
 def test_a_pickled_result_leaves_out_the_model_and_keeps_the_rest(result: fedda.Result):

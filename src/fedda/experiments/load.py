@@ -15,6 +15,7 @@ from fedda.data.preparation import Preparation
 from fedda.errors import InputError
 from fedda.models import Model
 from fedda.simulate import saved
+from fedda.simulate.evaluation import metric_settings
 from fedda.simulate.result import Result
 from fedda.storage.checkpoint import restored
 from fedda.storage.directory import SUMMARY, read_newest
@@ -22,7 +23,8 @@ from fedda.storage.files import read_json
 from fedda.storage.named_arrays import Node, nested
 from fedda.tasks import config
 
-ADDED = ("metrics", "finished")  # settings of a result that are no settings of a task
+# Settings of a result that are no settings of a task.
+ADDED = ("metrics", "lower_is_better", "finished")
 
 
 def load(path: str | PathLike[str], model: Model | None = None) -> Result:
@@ -69,6 +71,7 @@ def _from_file(path: Path, model: Model | None) -> Result:
         settings=notes["settings"],
         history=notes["history"],
         per_client=notes["per_client"],
+        warnings=notes["warnings"],
         preparation=notes["preparation"],
     )
 
@@ -82,18 +85,20 @@ def _from_directory(path: Path, model: Model | None) -> Result:
         )
     settings = found.settings | {"finished": found.finished}
     if "task" in settings and model is None:
-        settings["metrics"] = [metric.__name__ for metric in _problem(settings).metrics]
+        settings |= metric_settings(_problem(settings).metrics)
     history = [
         {name: math.nan if value is None else value for name, value in row.items()}
         for row in found.history
     ]
+    summary = _summary(path) if found.finished else {}
     return _result(
         path,
         found.arrays,
         model or _model(settings),
         settings={name: value for name, value in settings.items() if name != "preparation"},
         history=history,
-        per_client=_per_client(path) if found.finished else None,
+        per_client=summary.get("per_client"),
+        warnings=summary.get("warnings", []),
         preparation=settings.get("preparation"),
     )
 
@@ -131,13 +136,11 @@ def _result(
     )
 
 
-def _per_client(path: Path) -> dict[str, Any] | None:
+def _summary(path: Path) -> dict[str, Any]:
     try:
-        summary = read_json(path / SUMMARY, {...: Any})
+        return dict(read_json(path / SUMMARY, {...: Any}))
     except (OSError, ValueError):  # it does not exist, or another command reports the damage
-        return None
-    evaluated: dict[str, Any] | None = summary.get("per_client")
-    return evaluated
+        return {}
 
 
 def _model(settings: dict[str, Any]) -> Model | None:

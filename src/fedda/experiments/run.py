@@ -16,7 +16,7 @@ from fedda.core import tree
 from fedda.reports.runs import SUMMARY
 from fedda.simulate import devices, hosts
 from fedda.simulate import train as simulate
-from fedda.simulate.evaluation import evaluated_clients
+from fedda.simulate.evaluation import evaluated_clients, metric_settings
 from fedda.simulate.progress import Progress
 from fedda.simulate.result import Result
 from fedda.simulate.run import train_run
@@ -134,7 +134,7 @@ def train(
             hp,
             config.seed,
             kept,
-            settings=config.flat() | {"metrics": [each.__name__ for each in problem.metrics]},
+            settings=config.flat() | metric_settings(problem.metrics),
             preparation=problem.preparation,
             checkpoint_every=config.checkpoint_every,
             on_compile=lambda: on_progress is not None and on_progress(None),
@@ -152,6 +152,7 @@ def train(
         found = hosts.agreed(summary)
     if kept.resumed_at is not None:
         kept.notes.append(f"continued from round {kept.resumed_at}")
+    kept.notes.extend(result.warnings)
     return Outcome(result, found, kept.notes)
 
 
@@ -174,6 +175,7 @@ def _summary(config: Config, prepared: Prepared, result: Result) -> dict[str, An
         "padding_waste": simulate.padding_waste(setup, config.seed),
         "devices": 1 if mesh is None else mesh.size,
         "processes": jax.process_count(),
+        "warnings": list(result.warnings),
     }
     if result.per_client is not None:
         summary["per_client"] = result.per_client

@@ -4,32 +4,38 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedda.api import GridPoint
 from fedda.errors import InputError, shown
 from fedda.reports import comparison
 from fedda.reports.runs import Run
 from fedda.simulate.result import Result
 
+One = Result | GridPoint
+
 
 def report(
-    results: Iterable[Result] | Mapping[str, Result | Sequence[Result]],
+    results: Iterable[One] | Mapping[str, One | Sequence[One]],
     directory: str | Path = "report",
     *,
     threshold: float | None = None,
     higher_is_better: bool | None = None,
     pdf: bool = False,
 ) -> Path:
-    """Write a web page, a table and figures that compare results of `fedda.run`.
+    """Write a web page, a table and figures that compare results.
 
-    Results that differ only in their seed share a row of the table and a line of each figure.
+    Results that differ only in their seed share a row of the table and a line of each figure. They
+    are compared by their first metric that all of them have; without one, by the loss on the test
+    set; without test sets, by the training loss.
 
     Args:
-        results: The results to compare; or labels, each with one result or one result a seed.
-            Without labels, the algorithms and the settings in which they differ are the labels.
+        results: Results of `fedda.run` or `fedda.load`, or points of `fedda.run_grid`: a list, or
+            labels, each with one of them or one a seed. Without labels, the algorithms and the
+            settings in which they differ are the labels.
         directory: Where to write `report.html`, `table.md` and the figures.
         threshold: Count rounds and megabytes until the metric reaches this. By default 5 % short of
             the best.
-        higher_is_better: Whether a higher value of the first metric is better. By default yes, or
-            no if the results have no metric and are compared by their loss.
+        higher_is_better: Whether a higher value of the metric is better. By default no for losses
+            and for metrics that `fedda.losses.lower_is_better` marks, else yes.
         pdf: Write each figure as PDF, too.
 
     Returns:
@@ -53,14 +59,18 @@ def report(
         >>> fedda.report(results, "report").name
         'report.html'
     """
-    labelled = results.items() if isinstance(results, Mapping) else (("", one) for one in results)
-    runs = [
-        _run(result, label, higher_is_better)
-        for label, given in labelled
-        for result in ([given] if isinstance(given, Result) else given)
-    ]
-    if not runs:
+    labelled = _labelled(results)
+    if not labelled:
         raise InputError("report got no results, expected at least one. Give results of fedda.run.")
+    rows = [result.history[-1] for _, result in labelled]
+    named = [name for _, result in labelled for name in result.settings.get("metrics", ())]
+    metric = next(
+        name for name in (*named, "loss", "train_loss") if all(name in row for row in rows)
+    )
+    lower = {name for _, result in labelled for name in result.settings.get("lower_is_better", ())}
+    better = metric in named and metric not in lower
+    better = better if higher_is_better is None else higher_is_better
+    runs = [_run(result, label, metric, better) for label, result in labelled]
     seen = [(run.settings, run.config["seed"]) for run in runs if not run.label]
     for number, one in enumerate(seen):
         if one in seen[:number]:
@@ -71,17 +81,30 @@ def report(
     return comparison.write(runs, Path(directory), threshold, pdf).files[0]
 
 
-def _run(result: Any, label: str, higher_is_better: bool | None) -> Run:
-    if not isinstance(result, Result):
-        raise InputError(
-            f"report got {shown(result)}, expected results of fedda.run. Give a list of them, or a "
-            "dictionary from labels to results."
-        )
-    last = result.history[-1]
-    metrics = [name for name in result.settings.get("metrics", ()) if name in last]
-    metric = metrics[0] if metrics else "loss" if "loss" in last else "train_loss"
-    better = bool(metrics) if higher_is_better is None else higher_is_better
-    summary = {"metric": metric, "higher_is_better": better, "per_client": result.per_client}
+def _labelled(results: Any) -> list[tuple[str, Result]]:
+    """Return all results with their labels, which may be empty."""
+    groups = results.items() if isinstance(results, Mapping) else [("", results)]
+    found = []
+    for label, group in groups:
+        is_one = isinstance(group, One) or not isinstance(group, Iterable)
+        for one in [group] if is_one else group:
+            result = one.result if isinstance(one, GridPoint) else one
+            if not isinstance(result, Result):
+                raise InputError(
+                    f"report got {shown(group)}, expected results of fedda.run. Give a list, or a "
+                    "dictionary from labels to results. fedda.load reads a run directory."
+                )
+            found.append((label, result))
+    return found
+
+
+def _run(result: Result, label: str, metric: str, higher_is_better: bool) -> Run:
+    summary = {
+        "metric": metric,
+        "higher_is_better": higher_is_better,
+        "per_client": result.per_client,
+        "warnings": result.warnings,
+    }
     config = {"algorithm": "unknown", "seed": 0, **result.settings}
     return Run(
         path=None,

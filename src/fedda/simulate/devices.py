@@ -1,12 +1,15 @@
 """Devices of a run, placement of arrays, and the cache of compiled programs.
 
 The command line calls `start_up` before JAX initialises its devices. The Python API does not: it
-leaves the configuration of JAX to the user.
+only uses the cache of compiled programs, and leaves the configuration of JAX as it was.
 """
 
 import hashlib
 import os
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import random
+from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedda.core.tree import PyTree
@@ -32,6 +36,7 @@ PATIENCE_BEFORE = (0, 13)  # older releases of JAX have these flags; an unknown 
 WORTHWHILE = 10_000
 
 CACHE = "FEDDA_COMPILE_CACHE"  # in the environment: a folder for compiled programs, or "off"
+MOST_CACHED = 1_000_000_000  # bytes; beyond, a new process deletes what was not used for longest
 
 
 def start_up() -> None:
@@ -50,18 +55,70 @@ def start_up() -> None:
     if jax.__version_info__ < PATIENCE_BEFORE:
         more = [f"--{name}={value}" for name, value in PATIENCE.items() if name not in flags]
         os.environ["XLA_FLAGS"] = " ".join([flags, *more]).strip()
-    folder = compiled_folder()
-    if folder is None or jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
-        return
+    for name, value in _cache_settings().items():
+        jax.config.update(name, value)
+
+
+@contextmanager
+def compile_cache() -> Iterator[None]:
+    """Keep the programs on disk that the block compiles, and find those of earlier processes there.
+
+    Settings of the user have precedence. After the block, JAX is configured as before.
+    """
+    settings = _cache_settings()
+    before = {name: getattr(jax.config, name) for name in settings}
+
+    def configure(values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            jax.config.update(name, value)
+        if values:
+            compilation_cache.reset_cache()  # JAX reads the folder only once
+
+    configure(settings)
+    try:
+        yield
+    finally:
+        configure(before)
+
+
+def _cache_settings() -> dict[str, Any]:
+    """Return settings of JAX for the cache; none if the user has chosen others, or none."""
+    enabled = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
+    chosen = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    folder = compiled_folder() if enabled and not chosen else None
+    if folder is None or not _is_ready(folder):
+        return {}
+    return {
+        "jax_compilation_cache_dir": str(folder),
+        # Also keep the many small programs of a start: together they take seconds to compile.
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+    }
+
+
+@cache
+def _is_ready(folder: Path) -> bool:
+    """Make the folder of compiled programs, or make room in it, once in a process.
+
+    JAX can limit its size, too, but then reads the whole folder whenever it writes a program.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
         if CACHE in os.environ:
             raise
-        return  # the user has no writable home directory
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    # Also keep the many small programs of a start: together they take seconds to compile.
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        return False  # the user has no writable home directory
+    programs = []
+    with suppress(OSError):  # another process deletes them, too
+        for path in folder.glob("*-cache"):
+            found = path.stat()
+            programs.append((max(found.st_atime, found.st_mtime), found.st_size, path))
+        size = sum(size for _, size, _ in programs)
+        for _, freed, path in sorted(programs):
+            if size <= MOST_CACHED:
+                break
+            path.unlink()
+            size -= freed
+    return True
 
 
 def cores() -> int:
@@ -82,6 +139,7 @@ def compiled_folder() -> Path | None:
     return (Path(wanted) if wanted else base / "fedda" / "compiled") / _processor()
 
 
+@cache
 def _processor() -> str:
     """Return a name for this type of CPU. A program may use instructions that other CPUs lack."""
     try:

@@ -128,6 +128,7 @@ class ClientMetrics:
         return f"<table><caption>{self._title()}</caption>{rows}</table>"
 
 
+@devices.compile_cache()
 def evaluate(
     model: Model,
     params: PyTree,
@@ -196,6 +197,12 @@ def evaluate(
 def is_higher_better(metric: ExampleWise) -> bool:
     """Return whether higher values are better; `losses.lower_is_better` marks other metrics."""
     return bool(getattr(metric, "higher_is_better", True))
+
+
+def metric_settings(metrics: Sequence[ExampleWise]) -> dict[str, list[str]]:
+    """Return the names of metrics, as the settings of a result hold them."""
+    lower = [metric.__name__ for metric in metrics if not is_higher_better(metric)]
+    return {"metrics": [metric.__name__ for metric in metrics], "lower_is_better": lower}
 
 
 def evaluated_clients(setup: Setup, params: PyTree) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The outcome of a run."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -32,6 +32,7 @@ class Result:
         model: The model, if it is known.
         preparation: How a table becomes inputs of the model, if the clients came from a table.
         per_client: The evaluation of each client after the last round, if the run was asked for it.
+        warnings: What is probably wrong with the run, in sentences. `fedda.run` also logs them.
     """
 
     state: Any
@@ -41,6 +42,7 @@ class Result:
     model: Model | None = None
     preparation: Preparation | None = None
     per_client: Mapping[str, Any] | None = None
+    warnings: Sequence[str] = ()
 
     @property
     def params(self) -> PyTree:
@@ -55,7 +57,7 @@ class Result:
                 a `preparation`, an array is taken as prepared, and anything else as a table.
 
         Raises:
-            InputError: The result has no model.
+            InputError: The result has no model, or a table or prepared array does not fit.
         """
         if self.model is None:
             raise InputError(
@@ -64,6 +66,12 @@ class Result:
             )
         if self.preparation is not None and not isinstance(x, np.ndarray | jax.Array):
             x = self.preparation.apply(x)
+        elif self.preparation is not None and x.shape[1:] != (len(self.preparation.features),):
+            raise InputError(
+                f"got an array of shape {x.shape}, expected prepared examples of the shape "
+                f"(examples, {len(self.preparation.features)}). Give the rows of a table, as a "
+                "DataFrame or a dictionary of columns."
+            )
         return self.model.apply(self.params, jnp.asarray(x))
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -74,6 +82,9 @@ class Result:
 
         Args:
             path: The file, such as `model.fedda`. A file of this name is replaced.
+
+        Raises:
+            InputError: The path is a folder, or in a folder that does not exist.
         """
         saved.write(self, Path(path))
 

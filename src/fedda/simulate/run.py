@@ -1,5 +1,6 @@
 """One run from its first round to its last: trained, logged, checkpointed and resumed."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 
 from fedda.algorithms.registry import plain
 from fedda.data.preparation import Preparation
-from fedda.simulate import hosts
+from fedda.simulate import hosts, warnings
 from fedda.simulate import train as simulate
 from fedda.simulate.result import Result
 from fedda.simulate.train import Row, Run, Setup
@@ -30,6 +31,7 @@ def train_run(
     checkpoint_every: int = 5,
     on_compile: Callable[[], object] = lambda: None,
     on_evaluation: Callable[[Row], object] | None = None,
+    on_warning: Callable[[str], object] = lambda text: None,
 ) -> Result:
     """Train a run to its end, from the newest checkpoint if its directory has one.
 
@@ -44,6 +46,8 @@ def train_run(
         checkpoint_every: The number of evaluations between checkpoints. There is one at the end.
         on_compile: Called before programs are compiled, if there is anything left to train.
         on_evaluation: Called with each new row. If it returns True, the run ends there.
+        on_warning: Called with each warning, about the data before the first round. They are
+            `warnings` of the result, too.
 
     Returns:
         The result of all rounds, also of those that earlier processes did.
@@ -53,6 +57,9 @@ def train_run(
             the error has the result.
     """
     first, run = 0, None
+    about_data = warnings.about_data(setup.shards)
+    for warning in about_data:
+        on_warning(warning)
     if start is not None:
         run = _continued(setup, hp, seed, start)
         first = start.history[-1]["round"]
@@ -73,6 +80,7 @@ def train_run(
             settings=dict(settings),
             model=setup.task.model,
             preparation=preparation,
+            warnings=about_data,
         )
 
     # A run that has been given more rounds since is not finished.
@@ -98,7 +106,11 @@ def train_run(
                 kept.save(first, run, ends | {"finished": False})
             stop.result = result()
         raise
-    return result()
+    ended_with = result()
+    about_run = warnings.about_run(setup, ended_with.history[-1])
+    for warning in about_run:
+        on_warning(warning)
+    return dataclasses.replace(ended_with, warnings=[*about_data, *about_run])
 
 
 def _with_nan(row: Row) -> Row:

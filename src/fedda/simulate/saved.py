@@ -30,6 +30,7 @@ NOTES = {
     "settings": {...: Any},
     "history": [{"round": int}],
     "per_client": Any,
+    "warnings": [str],
     "preparation": (str, None),
 }
 MOST_MEMORY = 1e9  # bytes of client memory that a file holds
@@ -54,6 +55,9 @@ class _Arrays(NamedTuple):
 
 def write(result: "Result", path: Path) -> None:
     """Write a result to a file, which gets its name when it is complete."""
+    if path.is_dir() or not path.parent.is_dir():
+        what = "is a folder" if path.is_dir() else "is in a folder that does not exist"
+        raise InputError(f"got {path}, which {what}; expected a file to write. Correct the path.")
     arrays = checkpoint.on_host(_Arrays(devices.here(result.state), result.memory))
     kept = sum(array.nbytes for name, array in arrays.items() if name.startswith(".memory"))
     if kept > MOST_MEMORY:
@@ -71,6 +75,7 @@ def write(result: "Result", path: Path) -> None:
         "settings": result.settings,
         "history": result.history,
         "per_client": result.per_client,
+        "warnings": list(result.warnings),
         "preparation": None if result.preparation is None else result.preparation.to_json(),
     }
     with interrupts.critical():
