@@ -73,7 +73,7 @@ _OTHER_WORDS = (
     ),
     (
         "local_work",
-        "Epochs are counted by local_work, with local_unit=epochs.",
+        "For N epochs give local_unit=epochs local_work=N.",
         "epochs epoch local_epochs num_epochs n_epochs client_epochs client_epochs_per_round "
         "local_num_epochs max_epochs",
     ),
@@ -134,7 +134,8 @@ _OTHER_WORDS = (
     ("mu", "The weight of the proximal term is mu.", "proximal_mu prox_mu fedprox_mu"),
     (
         "client_lr",
-        "The optimisers are a part of the algorithm: fedda algorithms lists all of them.",
+        "The optimisers are a part of the algorithm, as in fedda-adam and fedopt-adam (FedAdam): "
+        "fedda algorithms lists all.",
         "optimizer optimiser client_optimizer server_optimizer federated_optimizer strategy",
     ),
 )

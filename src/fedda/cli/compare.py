@@ -7,7 +7,17 @@ import typer
 
 from fedda.cli.completion import compared_words
 from fedda.cli.report import Pdf, Threshold, print_rows
-from fedda.cli.terminal import Json, Out, Quiet, new_directory, note, print_error, say, training
+from fedda.cli.terminal import (
+    Json,
+    Out,
+    Quiet,
+    new_directory,
+    note,
+    print_error,
+    refuse_options,
+    say,
+    training,
+)
 from fedda.errors import InputError, MissingExtraError, unknown_setting, writing
 from fedda.tasks import config, names
 
@@ -29,6 +39,7 @@ def compare_command(
             help=f"Default: {', '.join(COMPARED)}.",
             show_default=False,
             autocompletion=compared_words,
+            callback=refuse_options,
         ),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every algorithm there is.")] = False,

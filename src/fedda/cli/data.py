@@ -30,6 +30,7 @@ data_app = typer.Typer(
 )
 
 GROWS = "grows with the files"
+FOLDER = "folder with the environment variable FEDDA_DATA"
 SHOWN_CLIENTS = 2000  # of a federation that is too large to be read as a whole
 
 Memory = Annotated[
@@ -49,22 +50,24 @@ def data_list() -> None:
 
     described = [[name, config.about(name)["description"]] for name in config.tasks()]
     print_table([["task", "data"], *described], "lw")
-    rows = [["data set", "clients", "examples", "on disk", "state", "from"]]
-    notes = []
+    rows, notes = [["data set", "on this machine"]], []
     for name in datasets.names():
         found = datasets.look(name)
-        numbers, state = ("", "", ""), "not here"
-        if found.store is not None:
+        where = found.origin.get("path", "")
+        if found.problem:
+            notes.append(f"{name} is stale and not read: {found.problem}.")
+            state = f"stale, from {where}" if where else "stale"
+        elif found.store is None:
+            how = "fetch" if name in DATASETS and DATASETS[name].downloads else "import"
+            state = f"no: fedda data {how} {name}"
+        else:
             split = found.store.splits.get("train") or next(iter(found.store.splits.values()))
             size = sum(facts["bytes"] for facts in found.store.meta["files"].values())
-            numbers = (_clients(split), f"{split.num_examples:,}", decimal(size))
-            state = "ready"
-        if found.problem:
-            state = "stale"
-            notes.append(f"{name} is stale and not read: {found.problem}.")
-        how = "fetch" if name in DATASETS and DATASETS[name].downloads else "import"
-        rows.append([name, *numbers, state, found.origin.get("path", f"fedda data {how} {name}")])
-    print_table(rows, "lrrrlw")
+            clients = f"{_clients(split)} clients" if split.num_clients > 1 else "undivided"
+            state = f"{clients}, {split.num_examples:,} examples, {decimal(size)}"
+            state += f", from {where}" if where else ""
+        rows.append([name, state])
+    print_table(rows, "lw")
     say(
         *notes,
         f"The data sets are kept in {datasets.root()}.",
@@ -73,6 +76,7 @@ def data_list() -> None:
 
 
 @data_app.command("fetch")
+@writing(FOLDER)
 def data_fetch(
     name: Annotated[
         str,
@@ -92,6 +96,7 @@ def data_fetch(
 
 
 @data_app.command("import")
+@writing(FOLDER)
 def data_import(
     name: Annotated[
         str,

@@ -56,6 +56,7 @@ def run_command(
 
     from fedda.cli.report import print_rows
     from fedda.cli.tensorboard import event_file
+    from fedda.experiments import compare
     from fedda.experiments import run as experiment
     from fedda.reports.runs import read_runs
     from fedda.reports.statistics import table
@@ -64,6 +65,10 @@ def run_command(
     from fedda.simulate.run import why_untrained
     from fedda.storage.provenance import versions
 
+    if resume is not None and (resume / compare.FILE).exists():
+        raise InputError(
+            f"{resume} is a comparison, not a run. Continue it with: fedda compare --out {resume}"
+        )
     devices.start_up()
     if coordinator is not None:
         terminal.leaving.enter_context(hosts.parting())
@@ -83,7 +88,7 @@ def run_command(
 
     track = event_file(directory / "tensorboard") if tensorboard and hosts.is_first() else None
     with bars(quiet) as add, terminal.training(hint, terminable=coordinator is None):
-        show = run_bar(add(str(resume or resolved.algorithm)))
+        show = run_bar(add(resolved.algorithm if resume is None else "resumed run"))
 
         def on_progress(done: Progress | None) -> None:
             show(done)
