@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from fedda.tasks import Problem
 
 data_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode="markdown", help="Data sets, and how clients share them."
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="List, fetch, import, show and verify data sets.",
 )
 
 GROWS = "grows with the files"
@@ -35,10 +37,12 @@ SHOWN_CLIENTS = 2000  # of a federation that is too large to be read as a whole
 
 Memory = Annotated[
     int | None,
-    typer.Option(min=1, metavar="GB", help="Limit of reading the files.", show_default=GROWS),
+    typer.Option(
+        min=1, metavar="GB", help="The most memory for reading the files.", show_default=GROWS
+    ),
 ]
 Minutes = Annotated[
-    int | None, typer.Option(min=1, help="Limit of reading the files.", show_default=GROWS)
+    int | None, typer.Option(min=1, help="The most time for reading the files.", show_default=GROWS)
 ]
 
 
@@ -71,7 +75,7 @@ def data_list() -> None:
     say(
         *notes,
         f"The data sets are kept in {datasets.root()}.",
-        "Clients and examples are those to train on. A run splits undivided examples.",
+        "Clients and examples are of the training split. A run divides undivided data.",
     )
 
 
@@ -82,11 +86,13 @@ def data_fetch(
         str,
         typer.Argument(help="A data set of `fedda data list`.", autocompletion=dataset_names),
     ],
-    mirror: Annotated[str | None, typer.Option(metavar="URL", help="Mirror of the files.")] = None,
+    mirror: Annotated[
+        str | None, typer.Option(metavar="URL", help="Download from this address.")
+    ] = None,
     memory: Memory = None,
     minutes: Minutes = None,
 ) -> None:
-    """Download a data set, check it and import it. Done again, it goes on where it was cut off."""
+    """Download a data set, check it and import it. Run again, it continues its download."""
     from fedda.data import datasets
 
     with _progress(name) as (track, tell), interruptible(f"Continue with: fedda data fetch {name}"):
@@ -138,7 +144,7 @@ def data_import(
     memory: Memory = None,
     minutes: Minutes = None,
 ) -> None:
-    """Make a data set from files that are here already."""
+    """Import a data set from files on this machine."""
     from fedda.data import datasets
 
     chosen: dict[str, Any] = {"client": client, "label": label, "features": feature}
@@ -159,7 +165,7 @@ def data_verify(
         ),
     ] = None,
 ) -> None:
-    """Read every byte of the data sets and compare it with what was written."""
+    """Check that no file of the data sets has changed since it was written."""
     from fedda.data import datasets, store
 
     wrong = []
@@ -184,14 +190,16 @@ def data_show(
             help="user, iid, dirichlet:ALPHA or pachinko[:ALPHA]", show_default="the task's"
         ),
     ] = None,
-    clients: Annotated[int | None, typer.Option(min=1, show_default="the task's")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the partition.")] = 0,
+    clients: Annotated[
+        int | None, typer.Option(min=1, help="The number of clients.", show_default="the task's")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="The seed of the partition.")] = 0,
     picture: Annotated[
         Path | None,
         typer.Option(help="A PNG or PDF file to draw.", show_default="TASK-PARTITION.png here"),
     ] = None,
 ) -> None:
-    """Print and draw a federation: its clients' sizes, how their labels differ, some images.
+    """Print and draw a federation: sizes of clients, how their labels differ, some images.
 
     The drawing goes into a file in the current folder, or the one that --picture names.
     """

@@ -147,4 +147,7 @@ Version = typer.Option(
 
 @app.callback()
 def start(version: Annotated[bool, Version] = False) -> None:
-    """Federated optimisation: FedDA and its baselines, simulated."""
+    """Federated optimisation: FedDA and its baselines, simulated.
+
+    Start with `fedda compare`. Each command has `--help`.
+    """

@@ -22,26 +22,34 @@ def run_command(
     settings: terminal.Settings = None,
     out_dir: Annotated[Path | None, typer.Option("--out", help="A new run directory.")] = None,
     resume: Annotated[
-        Path | None, typer.Option(help="Continue the run of this directory.", metavar="DIR")
+        Path | None,
+        typer.Option(help="Continue this run; a larger rounds=N extends it.", metavar="DIR"),
     ] = None,
     use: Annotated[
         str | None,
-        typer.Option("--devices", metavar="N|all", help="GPUs, or cores, that share the cohort."),
+        typer.Option(
+            "--devices", metavar="N|all", help="How many GPUs, or CPU cores, share a cohort."
+        ),
     ] = None,
     coordinator: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="Train with other processes: address of process 0."),
+        typer.Option(
+            metavar="HOST:PORT", help="Train with other processes: the address of process 0."
+        ),
     ] = None,
     together: Annotated[int, typer.Option("--processes", help="The number of processes.")] = 1,
-    process: Annotated[int, typer.Option(help="The number of this one, from 0.")] = 0,
-    wait: Annotated[float, typer.Option(help="Seconds to wait for the others.")] = 300,
+    process: Annotated[int, typer.Option(help="The number of this process, from 0.")] = 0,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for the other processes.")] = 300,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Write event files into the run directory.")
     ] = False,
     quiet: terminal.Quiet = False,
     as_json: terminal.Json = False,
 ) -> None:
-    """Train one configuration."""
+    """Train one configuration.
+
+    For example: `fedda run algorithm=fedda-adam rounds=500 client_lr=0.05`
+    """
     values = config.from_words(settings or [])
     if resume is not None and out_dir is not None:
         raise InputError("--resume continues in its own directory: leave out --out.")

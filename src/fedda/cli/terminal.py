@@ -55,7 +55,7 @@ Out = Annotated[
     Path | None,
     typer.Option("--out", help="A new directory, or one to finish.", show_default="runs/..."),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 out = Console(highlight=False)
