@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import signal
 from pathlib import Path
 
 import jax
@@ -120,6 +121,7 @@ def test_the_package_is_the_command(fedda, capsys):
     with pytest.raises(SystemExit) as stop:
         runpy.run_module("fedda", run_name="__main__")
     assert stop.value.code == 0
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "it is as it was"
     assert capsys.readouterr().out == f"fedda {package.__version__}\n"
 
 

@@ -86,7 +86,8 @@ def _loaded(plugin: EntryPoint) -> Any:
 def main() -> None:
     """Run the command. A wrong input is a message, not a traceback."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell may ignore it
-        signal.signal(signal.SIGINT, _leave)
+        usual = signal.signal(signal.SIGINT, _leave)
+        leaving.callback(signal.signal, signal.SIGINT, usual)
     with leaving:
         try:
             with at_end:
