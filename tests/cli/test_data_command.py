@@ -108,7 +108,7 @@ def test_import_of_a_federation_of_ones_own(fedda, tmp_path):
     assert opened.splits["train"].clients == ["ann", "bob"]
     assert opened.meta["origin"]["options"] == {"client": "who", "label": "kind", "features": ["x"]}
     code, out, _ = fedda("data", "list")
-    assert re.fullmatch(r"mine 2 [45] \d+ bytes ready \S+", row(data_table(out), "mine"))
+    assert re.match(r"mine 2 clients, [45] examples, \d+ bytes, from", row(data_table(out), "mine"))
 
 
 def test_a_csv_file_is_prepared_as_by_federation_and_trained_on(fedda, tmp_path, monkeypatch):
@@ -222,10 +222,10 @@ def test_list_says_what_is_ready_stale_or_not_here(fedda, root, tmp_path, monkey
     for task in ("digits", "emnist", "own"):
         assert re.search(rf"^ +{task} ", out, re.MULTILINE)
     table = data_table(out)
-    assert row(table, "first").endswith(f"ready {tmp_path / 'first.npz'}")
-    assert row(table, "second") == f"second stale {tmp_path / 'second.npz'}"
-    assert row(table, "emnist") == "emnist not here fedda data fetch emnist"
-    assert row(table, "stackexchange") == "stackexchange not here fedda data import stackexchange"
+    assert row(table, "first").endswith(f" bytes, from {tmp_path / 'first.npz'}")
+    assert row(table, "second") == f"second stale, from {tmp_path / 'second.npz'}"
+    assert row(table, "emnist") == "emnist no: fedda data fetch emnist"
+    assert row(table, "stackexchange") == "stackexchange no: fedda data import stackexchange"
     assert f"second is stale and not read: the files in {tmp_path / 'second.npz'} have ch" in out
     assert f"kept in {root}" in out
 
@@ -282,7 +282,7 @@ def test_data_show_says_how_the_clients_came_about(fedda, tmp_path):
     _, out, _ = fedda("data", "import", "cifar100", "cifar")
     assert re.search(r"train +undivided +600 ", out)
     _, out, _ = fedda("data", "list")
-    assert row(data_table(out), "cifar100").startswith("cifar100 undivided 600 ")
+    assert row(data_table(out), "cifar100").startswith("cifar100 undivided, 600 examples, ")
     code, out, _ = fedda("data", "show", "cifar100", "--clients", "60")
     assert code == 0
     assert re.search("cifar100, pachinko:0.1", out)
@@ -339,6 +339,21 @@ def test_wrong_input_is_a_message(fedda, tmp_path, words, message):
     assert not [path for path in tmp_path.rglob("*") if path.is_file()], "nothing is left behind"
 
 
+def test_a_folder_of_data_that_cannot_be_written_is_said(fedda, monkeypatch):
+    monkeypatch.setenv("FEDDA_DATA", "/proc/none")
+    code, _, err = fedda("data", "fetch", "emnist", "--mirror", "http://127.0.0.1:9/x")
+    assert code == 2
+    told = "cannot write to /proc/none (No such file or directory). Give another folder with the"
+    assert f"{told} environment variable FEDDA_DATA." in err
+
+
+def test_the_list_fits_sixty_columns(fedda, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    lines = fedda("data", "list")[1].split("The data sets are kept")[0].splitlines()
+    assert max(map(len, lines)) <= 60
+    assert "  emnist         no: fedda data fetch emnist" in [line.rstrip() for line in lines]
+
+
 def on_a_terminal(words: list[str], tmp_path: Path, until: bytes) -> tuple[int, str]:
     """Runs the command in a real terminal (a pty); interrupts it when it shows `until`."""
     main, worker = pty.openpty()
@@ -392,7 +407,7 @@ def test_the_stale_are_made_anew_or_refused_by_what_uses_them(fedda, root, tmp_p
     fedda("data", "import", "mine", str(file), "--client", "who", "--label", "kind")
     meta = json.loads((root / "mine" / "meta.json").read_text())
     (root / "mine" / "meta.json").write_text(json.dumps(meta | {"version": 0}))
-    assert "mine stale" in row(data_table(fedda("data", "list")[1]), "mine")
+    assert "mine stale, from" in row(data_table(fedda("data", "list")[1]), "mine")
     code, _, err = fedda("data", "verify", "mine")
     assert code == 2
     assert "another version" in err

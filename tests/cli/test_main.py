@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import signal
 from pathlib import Path
 
 import jax
@@ -78,10 +79,22 @@ def test_a_wrong_command_has_one_suggestion(fedda):
         (["run", "algorithm=fedavgm"], "FedAvgM is fedopt-sgdm here."),
         (["compare", "FedAdagrad"], "FedAdagrad is fedopt-adagrad here."),
         (["sweep", "algorithm=fed_yogi"], "FedYogi is fedopt-yogi here."),
-        (["run", "--rounds", "5"], "and settings key=value, got '--rounds 5'"),
-        (["compare", "--local-work=3"], "unknown setting '--local-work'. Did you mean local_work?"),
-        (["sweep", "--client_lr"], "and settings key=value, got '--client_lr'"),
-        (["run", "--outt", "x"], "and settings key=value, got '--outt x'"),
+        (["run", "--rounds", "5"], "there is no option --rounds. Did you mean rounds=5?"),
+        (["compare", "--local-work=3"], "no option --local-work. Did you mean local_work=3?"),
+        (["sweep", "--client_lr"], "no option --client_lr. Did you mean client_lr=VALUE?"),
+        (["run", "--outt", "x"], "there is no option --outt. --help lists the options."),
+        (["run", "lr=0.1"], "The learning rate of the clients is client_lr, that of the server"),
+        (["sweep", "--grid", "lr=0.1,1"], "The learning rate of the clients is client_lr"),
+        (["run", "epochs=3"], "For N epochs give local_unit=epochs local_work=N."),
+        (["run", "num_clients=9"], "The number of clients is clients."),
+        (["compare", "batch_size=9"], "The number of examples in a mini-batch is batch."),
+        (["run", "optimizer=adam"], "a part of the algorithm, as in fedda-adam and fedopt-adam"),
+        (["run", "rounds=0"], "rounds must be a whole number of at least 1, got 0."),
+        (["run", "cohort=3000000000"], "cohort must be a whole number of less than 2**31"),
+        (["run", "task=own"], "task own needs data=NAME"),
+        (["run", "/.toml"], "there is no configuration file /.toml"),
+        (["compare", "missing.py", "fedavg"], "missing.py (No such file or directory)"),
+        (["export", ".", "m.npz"], "is not a run directory"),
     ],
 )
 def test_wrong_input_is_a_message(fedda, tmp_path: Path, words: list[str], message: str):
@@ -93,11 +106,22 @@ def test_wrong_input_is_a_message(fedda, tmp_path: Path, words: list[str], messa
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
 
 
+def test_what_is_no_file_or_no_run_is_said(fedda, tmp_path: Path):
+    (tmp_path / "folder.toml").mkdir()
+    told = "cannot read the configuration file folder.toml (Is a directory)."
+    assert told in fedda("run", "folder.toml")[2]
+    (tmp_path / "cmp").mkdir()
+    (tmp_path / "cmp/comparison.toml").touch()
+    told = "cmp is a comparison, not a run. Continue it with: fedda compare --out cmp"
+    assert told in fedda("run", "--resume", "cmp")[2]
+
+
 def test_the_package_is_the_command(fedda, capsys):
     fedda("--version")  # which sets the words of the command line
     with pytest.raises(SystemExit) as stop:
         runpy.run_module("fedda", run_name="__main__")
     assert stop.value.code == 0
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "it is as it was"
     assert capsys.readouterr().out == f"fedda {package.__version__}\n"
 
 

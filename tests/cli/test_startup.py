@@ -34,12 +34,15 @@ def called(*lines: tuple[list[str], dict[str, str]]) -> tuple[list[str], set[str
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _known_names():
-    """Let an earlier command have written the names of the algorithms into the cache."""
+def _known_names(tmp_path_factory):
+    """Let an earlier command have written the names of the algorithms into a cache of its own."""
     from fedda.tasks import names
 
-    names.algorithms.cache_clear()
-    names.algorithms()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        names.algorithms.cache_clear()
+        names.algorithms()
+        yield
 
 
 def test_help_and_wrong_settings_do_not_import_jax():

@@ -6,8 +6,10 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
+from typing import NamedTuple
 
 # A network that takes some seconds to compile.
 SCRIPT = """
@@ -49,6 +51,29 @@ print(json.dumps({"final": result.history[-1]}), flush=True)
 LIBRARY, COMMAND = "fedda.run", "fedda run"
 
 
+class Ended(NamedTuple):
+    """A process that has ended."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float | None  # from Ctrl-C to the end; None: it ended before
+
+
+class Counts(NamedTuple):
+    """How often runs were interrupted in each stage, and how soon they ended.
+
+    Attributes:
+        stages: How often they were interrupted in which stage, and how many runs finished.
+        codes: How often they had which exit code after an interrupt.
+        longest: The most seconds from Ctrl-C to the end of the process, by stage.
+    """
+
+    stages: Counter[str]
+    codes: Counter[int]
+    longest: dict[str, float]
+
+
 def words(kind: str, directory: Path) -> list[str]:
     """Return the command that begins or continues a run in a directory."""
     if kind == LIBRARY:
@@ -60,12 +85,8 @@ def words(kind: str, directory: Path) -> list[str]:
     return [sys.executable, "-m", "fedda", "run", *given, "--json"]
 
 
-def run(kind: str, directory: Path, seconds: float | None) -> tuple[int, str, str]:
-    """Run a process; send Ctrl-C this long after its run has begun.
-
-    Returns:
-        The exit code, the standard output and the standard error.
-    """
+def run(kind: str, directory: Path, seconds: float | None) -> Ended:
+    """Run a process; send Ctrl-C this long after its run has begun, or never."""
     process = subprocess.Popen(
         words(kind, directory),
         stdout=subprocess.PIPE,
@@ -73,6 +94,7 @@ def run(kind: str, directory: Path, seconds: float | None) -> tuple[int, str, st
         text=True,
         env=os.environ | {"FEDDA_COMPILE_CACHE": "off"},
     )
+    sent = None
     try:
         stream = process.stdout if kind == LIBRARY else process.stderr
         assert stream is not None
@@ -80,20 +102,23 @@ def run(kind: str, directory: Path, seconds: float | None) -> tuple[int, str, st
         try:
             process.wait(seconds)
         except subprocess.TimeoutExpired:
+            sent = time.monotonic()
             process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=300)
+        took = None if sent is None else time.monotonic() - sent
     finally:
         process.kill()
-    return process.returncode, out, (first if kind == COMMAND else "") + err
+    return Ended(process.returncode, out, (first if kind == COMMAND else "") + err, took)
 
 
-def check_interrupted(kind: str, directory: Path, code: int, out: str, err: str) -> str:
+def check_interrupted(kind: str, directory: Path, ended: Ended) -> str:
     """Check what a process left behind that was interrupted; return where it stopped."""
+    code, out, err, _ = ended
     assert "/jax/" not in err, err
     last = err.splitlines()[-1]
     if kind == COMMAND:
         assert code == 130, (code, err)
-        assert last.startswith("Interrupted. "), err
+        assert last.startswith("Interrupted."), err
         assert "Traceback" not in err, err
         return "training" if (directory / "checkpoints").exists() else "compiling"
     assert code == 1, (code, err)
@@ -106,30 +131,29 @@ def check_interrupted(kind: str, directory: Path, code: int, out: str, err: str)
     return "training"
 
 
-def interrupt_often(kind: str, folder: Path, times: int, longest: float, seed: int) -> Counter[str]:
+def interrupt_often(kind: str, folder: Path, times: int, longest: float, seed: int) -> Counts:
     """Interrupt runs at random moments until they were interrupted this often.
 
     Every run is continued until it has finished, and then compared with one that was not
     interrupted.
-
-    Returns:
-        How often they were interrupted in which stage, and the number of runs that finished.
     """
-    draw, counts, number = random.Random(seed), Counter[str](), 0
+    draw, number = random.Random(seed), 0
+    stages, codes, slowest = Counter[str](), Counter[int](), dict[str, float]()
     whole = folder / "whole"
-    assert run(kind, whole, None)[0] == 0
+    assert run(kind, whole, None).code == 0
     expected = (whole / "metrics.jsonl").read_bytes()
-    while counts["compiling"] + counts["training"] < times:
+    while codes.total() < times or (folder / f"run-{number}").exists():
         directory = folder / f"run-{number}"
-        code, out, err = run(kind, directory, draw.uniform(0.05, longest))
-        if code == 0:
+        moment = draw.uniform(0.05, longest) if codes.total() < times else None
+        ended = run(kind, directory, moment)
+        if ended.code == 0:
             assert (directory / "metrics.jsonl").read_bytes() == expected
-            counts["finished"] += 1
+            stages["finished"] += 1
             number += 1
         else:
-            counts[check_interrupted(kind, directory, code, out, err)] += 1
-    code, _, err = run(kind, folder / f"run-{number}", None)
-    assert code == 0, err
-    assert (folder / f"run-{number}" / "metrics.jsonl").read_bytes() == expected
-    counts["finished"] += 1
-    return counts
+            stage = check_interrupted(kind, directory, ended)
+            stages[stage] += 1
+            codes[ended.code] += 1
+            assert ended.seconds is not None, ended.err
+            slowest[stage] = max(slowest.get(stage, 0), ended.seconds)
+    return Counts(stages, codes, slowest)

@@ -204,7 +204,7 @@ def hyper(name: str, algorithm: Algorithm, values: Mapping[str, Any]) -> Any:
     numbers = {}
     for field, given in values.items():
         if field not in known:
-            raise unknown(f"hyper-parameter of {name}", field, known)
+            raise unknown_setting(f"hyper-parameter of {name}", field, known)
         value, must_be = plain(given), f"{field} of {name} must be {known[field].description}"
         if isinstance(value, bool) or not isinstance(value, Real) or not is_finite(value):
             raise InputError(f"{must_be}, got {shown(value)}.")

@@ -7,7 +7,17 @@ import typer
 
 from fedda.cli.completion import compared_words
 from fedda.cli.report import Pdf, Threshold, print_rows
-from fedda.cli.terminal import Json, Out, Quiet, new_directory, note, print_error, say, training
+from fedda.cli.terminal import (
+    Json,
+    Out,
+    Quiet,
+    new_directory,
+    note,
+    print_error,
+    refuse_options,
+    say,
+    training,
+)
 from fedda.errors import InputError, MissingExtraError, unknown_setting, writing
 from fedda.tasks import config, names
 
@@ -29,9 +39,10 @@ def compare_command(
             help=f"Default: {', '.join(COMPARED)}.",
             show_default=False,
             autocompletion=compared_words,
+            callback=refuse_options,
         ),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every algorithm there is.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Compare all algorithms.")] = False,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds for each algorithm.")] = 1,
     out_dir: Out = None,
     threshold: Threshold = None,
@@ -41,8 +52,10 @@ def compare_command(
 ) -> None:
     """Train several algorithms on one task, from the same model and with the same cohorts.
 
-    With no arguments: 100 clients with handwritten digits, seven algorithms, well under a minute.
-    Given the --out of an interrupted comparison, it finishes that comparison.
+    Without arguments: seven algorithms on handwritten digits of 100 clients, in under a minute.
+    With only the --out of an interrupted comparison, it finishes that comparison.
+
+    For example: `fedda compare my_method.py fedavg --seeds 5`
     """
     words = settings or []
     _check_words(words, everything)

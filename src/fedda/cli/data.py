@@ -26,18 +26,23 @@ if TYPE_CHECKING:
     from fedda.tasks import Problem
 
 data_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode="markdown", help="Data sets, and how clients share them."
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="List, fetch, import, show and verify data sets.",
 )
 
 GROWS = "grows with the files"
+FOLDER = "folder with the environment variable FEDDA_DATA"
 SHOWN_CLIENTS = 2000  # of a federation that is too large to be read as a whole
 
 Memory = Annotated[
     int | None,
-    typer.Option(min=1, metavar="GB", help="Limit of reading the files.", show_default=GROWS),
+    typer.Option(
+        min=1, metavar="GB", help="The most memory for reading the files.", show_default=GROWS
+    ),
 ]
 Minutes = Annotated[
-    int | None, typer.Option(min=1, help="Limit of reading the files.", show_default=GROWS)
+    int | None, typer.Option(min=1, help="The most time for reading the files.", show_default=GROWS)
 ]
 
 
@@ -49,40 +54,45 @@ def data_list() -> None:
 
     described = [[name, config.about(name)["description"]] for name in config.tasks()]
     print_table([["task", "data"], *described], "lw")
-    rows = [["data set", "clients", "examples", "on disk", "state", "from"]]
-    notes = []
+    rows, notes = [["data set", "on this machine"]], []
     for name in datasets.names():
         found = datasets.look(name)
-        numbers, state = ("", "", ""), "not here"
-        if found.store is not None:
+        where = found.origin.get("path", "")
+        if found.problem:
+            notes.append(f"{name} is stale and not read: {found.problem}.")
+            state = f"stale, from {where}" if where else "stale"
+        elif found.store is None:
+            how = "fetch" if name in DATASETS and DATASETS[name].downloads else "import"
+            state = f"no: fedda data {how} {name}"
+        else:
             split = found.store.splits.get("train") or next(iter(found.store.splits.values()))
             size = sum(facts["bytes"] for facts in found.store.meta["files"].values())
-            numbers = (_clients(split), f"{split.num_examples:,}", decimal(size))
-            state = "ready"
-        if found.problem:
-            state = "stale"
-            notes.append(f"{name} is stale and not read: {found.problem}.")
-        how = "fetch" if name in DATASETS and DATASETS[name].downloads else "import"
-        rows.append([name, *numbers, state, found.origin.get("path", f"fedda data {how} {name}")])
-    print_table(rows, "lrrrlw")
+            clients = f"{_clients(split)} clients" if split.num_clients > 1 else "undivided"
+            state = f"{clients}, {split.num_examples:,} examples, {decimal(size)}"
+            state += f", from {where}" if where else ""
+        rows.append([name, state])
+    print_table(rows, "lw")
     say(
         *notes,
         f"The data sets are kept in {datasets.root()}.",
-        "Clients and examples are those to train on. A run splits undivided examples.",
+        "Clients and examples are of the training split. A run divides undivided data.",
     )
 
 
 @data_app.command("fetch")
+@writing(FOLDER)
 def data_fetch(
     name: Annotated[
         str,
         typer.Argument(help="A data set of `fedda data list`.", autocompletion=dataset_names),
     ],
-    mirror: Annotated[str | None, typer.Option(metavar="URL", help="Mirror of the files.")] = None,
+    mirror: Annotated[
+        str | None, typer.Option(metavar="URL", help="Download from this address.")
+    ] = None,
     memory: Memory = None,
     minutes: Minutes = None,
 ) -> None:
-    """Download a data set, check it and import it. Done again, it goes on where it was cut off."""
+    """Download a data set, check it and import it. Run again, it continues its download."""
     from fedda.data import datasets
 
     with _progress(name) as (track, tell), interruptible(f"Continue with: fedda data fetch {name}"):
@@ -92,6 +102,7 @@ def data_fetch(
 
 
 @data_app.command("import")
+@writing(FOLDER)
 def data_import(
     name: Annotated[
         str,
@@ -133,7 +144,7 @@ def data_import(
     memory: Memory = None,
     minutes: Minutes = None,
 ) -> None:
-    """Make a data set from files that are here already."""
+    """Import a data set from files on this machine."""
     from fedda.data import datasets
 
     chosen: dict[str, Any] = {"client": client, "label": label, "features": feature}
@@ -154,7 +165,7 @@ def data_verify(
         ),
     ] = None,
 ) -> None:
-    """Read every byte of the data sets and compare it with what was written."""
+    """Check that no file of the data sets has changed since it was written."""
     from fedda.data import datasets, store
 
     wrong = []
@@ -179,14 +190,16 @@ def data_show(
             help="user, iid, dirichlet:ALPHA or pachinko[:ALPHA]", show_default="the task's"
         ),
     ] = None,
-    clients: Annotated[int | None, typer.Option(min=1, show_default="the task's")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the partition.")] = 0,
+    clients: Annotated[
+        int | None, typer.Option(min=1, help="The number of clients.", show_default="the task's")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="The seed of the partition.")] = 0,
     picture: Annotated[
         Path | None,
         typer.Option(help="A PNG or PDF file to draw.", show_default="TASK-PARTITION.png here"),
     ] = None,
 ) -> None:
-    """Print and draw a federation: its clients' sizes, how their labels differ, some images.
+    """Print and draw a federation: sizes of clients, how their labels differ, some images.
 
     The drawing goes into a file in the current folder, or the one that --picture names.
     """

@@ -13,7 +13,9 @@ SUFFIXES = (".npz", ".safetensors")
 
 @writing("FILE")
 def export_command(
-    source: Annotated[Path, typer.Argument(help="A run directory, or a file of result.save.")],
+    source: Annotated[
+        Path, typer.Argument(help="A run directory, or a file that `result.save` wrote.")
+    ],
     file: Annotated[Path, typer.Argument(help="A new file: MODEL.npz or MODEL.safetensors.")],
 ) -> None:
     """Write the trained parameters to a file that other libraries read."""

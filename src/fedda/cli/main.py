@@ -6,6 +6,7 @@ settings and the completion of words come at once.
 
 import os
 import re
+import signal
 import sys
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -22,7 +23,7 @@ from fedda.cli.export import export_command
 from fedda.cli.report import report_command
 from fedda.cli.run import ABOUT_SETTINGS, run_command
 from fedda.cli.sweep import sweep_command
-from fedda.cli.terminal import at_end, leaving, out, print_error
+from fedda.cli.terminal import at_end, leaving, note, out, print_error
 from fedda.errors import InputError, unknown
 
 ORDER = ["run", "compare", "report", "export", "sweep", "algorithms", "data"]
@@ -84,12 +85,19 @@ def _loaded(plugin: EntryPoint) -> Any:
 
 def main() -> None:
     """Run the command. A wrong input is a message, not a traceback."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell may ignore it
+        usual = signal.signal(signal.SIGINT, _leave)
+        leaving.callback(signal.signal, signal.SIGINT, usual)
     with leaving:
         try:
             with at_end:
-                app()
-        except (InputError, OSError) as error:
+                app(prog_name="fedda")  # also as `python -m fedda`, whose completion is the same
+        except InputError as error:
             print_error(str(error))
+            sys.exit(2)
+        except OSError as error:
+            where = "" if error.filename is None else f" ({error.filename})"
+            print_error(f"{error.strerror or error}{where}")
             sys.exit(2)
         except Exception as error:
             if message := _mistake(error):
@@ -105,6 +113,13 @@ def main() -> None:
                 sys.stdout.flush()
                 os._exit(stop.code)
             raise
+
+
+def _leave(number: int, _: object) -> None:
+    """End the process. An exception could be lost: Python drops it in callbacks of imports."""
+    at_end.close()
+    note("Interrupted.")
+    os._exit(128 + number)
 
 
 def _mistake(error: Exception) -> str | None:
@@ -133,4 +148,7 @@ Version = typer.Option(
 
 @app.callback()
 def start(version: Annotated[bool, Version] = False) -> None:
-    """Federated optimisation: FedDA and its baselines, simulated."""
+    """Federated optimisation: FedDA and its baselines, simulated.
+
+    Start with `fedda compare`. Each command has `--help`.
+    """

@@ -36,7 +36,7 @@ def report_command(
     threshold: Threshold = None,
     pdf: Pdf = False,
 ) -> None:
-    """Write one self-contained page, figures and a table about finished or unfinished runs."""
+    """Write a self-contained page, figures and a table about finished or unfinished runs."""
     from fedda.reports import comparison
     from fedda.reports.runs import read_runs
     from fedda.reports.statistics import table

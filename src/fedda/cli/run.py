@@ -22,26 +22,34 @@ def run_command(
     settings: terminal.Settings = None,
     out_dir: Annotated[Path | None, typer.Option("--out", help="A new run directory.")] = None,
     resume: Annotated[
-        Path | None, typer.Option(help="Continue the run of this directory.", metavar="DIR")
+        Path | None,
+        typer.Option(help="Continue this run; a larger rounds=N extends it.", metavar="DIR"),
     ] = None,
     use: Annotated[
         str | None,
-        typer.Option("--devices", metavar="N|all", help="GPUs, or cores, that share the cohort."),
+        typer.Option(
+            "--devices", metavar="N|all", help="How many GPUs, or CPU cores, share a cohort."
+        ),
     ] = None,
     coordinator: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="Train with other processes: address of process 0."),
+        typer.Option(
+            metavar="HOST:PORT", help="Train with other processes: the address of process 0."
+        ),
     ] = None,
     together: Annotated[int, typer.Option("--processes", help="The number of processes.")] = 1,
-    process: Annotated[int, typer.Option(help="The number of this one, from 0.")] = 0,
-    wait: Annotated[float, typer.Option(help="Seconds to wait for the others.")] = 300,
+    process: Annotated[int, typer.Option(help="The number of this process, from 0.")] = 0,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for the other processes.")] = 300,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Write event files into the run directory.")
     ] = False,
     quiet: terminal.Quiet = False,
     as_json: terminal.Json = False,
 ) -> None:
-    """Train one configuration."""
+    """Train one configuration.
+
+    For example: `fedda run algorithm=fedda-adam rounds=500 client_lr=0.05`
+    """
     values = config.from_words(settings or [])
     if resume is not None and out_dir is not None:
         raise InputError("--resume continues in its own directory: leave out --out.")
@@ -56,6 +64,7 @@ def run_command(
 
     from fedda.cli.report import print_rows
     from fedda.cli.tensorboard import event_file
+    from fedda.experiments import compare
     from fedda.experiments import run as experiment
     from fedda.reports.runs import read_runs
     from fedda.reports.statistics import table
@@ -64,6 +73,10 @@ def run_command(
     from fedda.simulate.run import why_untrained
     from fedda.storage.provenance import versions
 
+    if resume is not None and (resume / compare.FILE).exists():
+        raise InputError(
+            f"{resume} is a comparison, not a run. Continue it with: fedda compare --out {resume}"
+        )
     devices.start_up()
     if coordinator is not None:
         terminal.leaving.enter_context(hosts.parting())
@@ -83,7 +96,7 @@ def run_command(
 
     track = event_file(directory / "tensorboard") if tensorboard and hosts.is_first() else None
     with bars(quiet) as add, terminal.training(hint, terminable=coordinator is None):
-        show = run_bar(add(str(resume or resolved.algorithm)))
+        show = run_bar(add(resolved.algorithm if resume is None else "resumed run"))
 
         def on_progress(done: Progress | None) -> None:
             show(done)

@@ -23,7 +23,7 @@ def sweep_command(
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds for each point.")] = 1,
     by: Annotated[
-        str, typer.Option(help="train_loss or train_METRIC; on the test set, loss or METRIC.")
+        str, typer.Option(help="train_loss or train_METRIC; or, of the test set, loss or METRIC.")
     ] = "train_loss",
     together: Annotated[
         int | None,
@@ -35,9 +35,11 @@ def sweep_command(
 ) -> None:
     """Train every point of one algorithm's grid, many at once, and find the best.
 
-    The best has the lowest training loss, if --by names nothing else, averaged over the last 100
-    rounds (or half of them) and over the seeds. Given the --out of an interrupted sweep, it
-    finishes that sweep.
+    The best has the lowest training loss, averaged over the last 100 rounds (or half of them) and
+    over the seeds; --by chooses another measure. The same command with the --out of an interrupted
+    sweep finishes that sweep.
+
+    For example: `fedda sweep algorithm=fedavg --grid client_lr=0.03,0.1,0.3`
     """
     values = config.from_words(settings or [])
     config.check_names(values)

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +22,24 @@ from fedda.cli.completion import setting_words
 from fedda.errors import InputError, is_full
 from fedda.storage import interrupts
 from fedda.storage.files import make_directory
+from fedda.tasks import config, names
+
+
+def refuse_options(words: list[str] | None) -> list[str] | None:
+    """Refuse settings that are written as options: a callback of the argument for settings."""
+    for word, after in pairwise([*(words or ()), "VALUE"]):
+        option, equals, value = word.partition("=")
+        if not option.startswith("-"):
+            continue
+        name = option.lstrip("-").replace("-", "_")
+        known = {
+            *config.FIELDS,
+            *(key for a in names.algorithms().values() for key in a["settings"]),
+        }
+        hint = f"Did you mean {name}={value if equals else after}?" if name in known else ""
+        raise InputError(f"there is no option {option}. {hint or '--help lists the options.'}")
+    return words
+
 
 Settings = Annotated[
     list[str] | None,
@@ -29,13 +48,14 @@ Settings = Annotated[
         help="A configuration file, then single settings that override it.",
         show_default=False,
         autocompletion=setting_words,
+        callback=refuse_options,
     ),
 ]
 Out = Annotated[
     Path | None,
     typer.Option("--out", help="A new directory, or one to finish.", show_default="runs/..."),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 out = Console(highlight=False)
@@ -52,8 +72,9 @@ def print_table(
     Args:
         rows: The cells of each row; the first row is the header, which may be empty.
         align: `l`, `r` or `c` for each column, and `w` for words, which are wrapped on a narrow
-            terminal. Other columns are never shortened. Default: the first to the left, the others
-            to the right.
+            terminal. Cells of other columns are never shortened: if there are no words, a narrow
+            terminal shows only the first columns. Default: the first to the left, the others to
+            the right.
         title: A line above the table.
         caption: A line below it.
     """
@@ -73,8 +94,17 @@ def print_table(
         table.add_column(printable(name), justify=justify, no_wrap=side != "w", overflow="fold")
     for row in body:
         table.add_row(*map(printable, row))
-    # Without words, a narrow terminal may break lines, but no cell is shortened.
-    (out if "w" in align else Console(highlight=False, width=1000)).print(table)
+    if "w" in align:
+        out.print(table)
+        return
+    wide = Console(highlight=False, width=1000)
+    hidden: list[str] = []
+    while out.is_terminal and len(table.columns) > 1 and wide.measure(table).maximum > out.width:
+        table.columns.pop()
+        hidden.insert(0, " ".join(header[len(table.columns)].split()))
+    wide.print(table)
+    if hidden:
+        note(f"Too wide for this terminal, not shown: {', '.join(hidden)}")
 
 
 def printable(text: str) -> str:
@@ -99,20 +129,24 @@ def print_error(message: str) -> None:
     err.print(f"[bold red]fedda:[/] {printable(message)}", soft_wrap=True)
 
 
-def _terminate(number: int, _: object) -> None:
+def _stop(number: int, _: object) -> None:
     raise interrupts.Interrupted(number)
 
 
 @contextmanager
 def interruptible(hint: str) -> Iterator[None]:
     """Turn Ctrl-C and SIGTERM into advice how to go on, and the exit code that shells expect."""
-    usual = signal.signal(signal.SIGTERM, _terminate)
+    usual = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number, handler in usual.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, _stop)
     try:
         with _advising(lambda: hint):
             yield
     finally:
-        if signal.getsignal(signal.SIGTERM) is _terminate:
-            signal.signal(signal.SIGTERM, usual)
+        for number, handler in usual.items():
+            if signal.getsignal(number) is _stop:
+                signal.signal(number, handler)
 
 
 @contextmanager

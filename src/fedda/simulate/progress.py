@@ -77,14 +77,20 @@ def _in_notebook() -> bool:
 @contextmanager
 def _terminal_bars() -> Iterator[Add]:
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
     from rich.table import Column
+    from rich.text import Text
 
+    class Cropped(ProgressColumn):
+        def render(self, task: Any) -> Text:
+            return Text(task.fields["text"], no_wrap=True, overflow="ellipsis")
+
+    # The bar gets the room that is left. If there is none, the text is cropped.
     columns = (
         TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=None),
-        TextColumn("{task.fields[text]}", markup=False, table_column=Column(no_wrap=True)),
-        TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
+        BarColumn(bar_width=None, table_column=Column(no_wrap=True, ratio=1)),
+        Cropped(),
+        TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True, min_width=5)),
     )
     with Progress(
         *columns,

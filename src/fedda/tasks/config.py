@@ -289,8 +289,10 @@ def read(path: Path) -> dict[str, Any]:
     """Return the keys and values of a configuration file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError:
+    except FileNotFoundError:
         raise InputError(f"there is no configuration file {path}.") from None
+    except OSError as error:
+        raise InputError(f"cannot read the configuration file {path} ({error.strerror}).") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not valid TOML: {error}.") from None
 
