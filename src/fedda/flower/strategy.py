@@ -143,6 +143,7 @@ class FedDA(FedAvg):
             InputError: There are replies without errors, but none is a reply to FedDA.
         """
         answers, _ = self._check_and_log_replies(replies, is_train=True, validate=False)
+        answers.sort(key=lambda answer: answer.metadata.src_node_id)  # so that sums are repeatable
         if not self.trained:  # a client that trains other arrays than most is left out
             sets = Counter(names for one in answers if (names := _trained_by(one.content)))
             self.trained = max(sets, key=sets.__getitem__, default=frozenset())
