@@ -141,7 +141,7 @@ def test_every_start_begins_with_momentum_0():
 
 
 def test_it_is_flowers_fedavg_in_everything_else():
-    """Sampling, configuration, evaluation and metrics: those of `FedAvg` with the same arguments."""
+    """Sampling, configuration, evaluation and metrics are those of `FedAvg`."""
     seen = []
 
     def client(number):
