@@ -233,6 +233,16 @@ def of_another_model(content):
     content["arrays"] = ArrayRecord(arrays)
 
 
+def with_an_extra_layer(content):
+    for part in ("gradients", "momentum"):
+        content["arrays"][f"fedda/{part}/extra"] = Array(np.zeros(2))
+
+
+def numbers_only(content):
+    arrays = {key: array for key, array in content["arrays"].items() if key.count("/") == 1}
+    content["arrays"] = ArrayRecord({**record(START), **arrays})
+
+
 def head_only(content):
     arrays = {key: array for key, array in content["arrays"].items() if not key.endswith("/w")}
     content["arrays"] = ArrayRecord(arrays | {"w": Array(START["w"])})
@@ -244,7 +254,9 @@ def second_record(content):
 
 BAD = [
     (without_helper, r"no momentum.*replace ArrayRecord.* by fedda.torch.reply_arrays"),
-    (of_another_model, "fedda/gradients/v is not expected. The server and all clients need"),
+    (of_another_model, "fedda/gradients/w is missing. The server and all clients need"),
+    (with_an_extra_layer, "fedda/gradients/extra is not expected"),
+    (numbers_only, "fedda/gradients/b is missing"),
     (head_only, "fedda/gradients/w is missing.*optimizers of the same parameters"),
     (second_record, "one ArrayRecord and one MetricRecord"),
     (set_array("fedda/momentum/w", np.zeros((2, 3))), r"momentum/w must be float64\(3, 2\), got"),
@@ -284,10 +296,24 @@ def test_a_wrong_reply_is_left_out_and_logged(change, expected, caplog):
         assert re.search(expected, line), line
 
 
-@pytest.mark.parametrize("change", [without_helper, of_another_model, set_array("fedda/lr", 0.1)])
-def test_clients_that_are_all_wrong_end_the_run(change):
-    with pytest.raises(InputError, match=r"^no reply of round 1 can be used: "):
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (without_helper, "it has no momentum"),
+        (numbers_only, "it has no momentum"),
+        (of_another_model, "w is missing"),
+        (with_an_extra_layer, "fedda/gradients/extra is not expected"),
+        (set_array("fedda/lr", 0.1), "its optimizer has lr=0.1"),
+    ],
+)
+def test_clients_that_are_all_wrong_end_the_run(change, expected):
+    with pytest.raises(InputError, match=f"^no reply of round 1 can be used: {expected}"):
         trained(strategy(), spoiling([0, 1, 2], change))
+
+
+def test_a_majority_with_another_model_does_not_stop_the_others():
+    found = trained(strategy(), spoiling([0, 1], with_an_extra_layer))
+    assert_close(found, reference("adam", clients=(2,)))
 
 
 def test_metrics_that_differ_end_the_run_as_with_fedavg():

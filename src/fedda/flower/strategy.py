@@ -182,31 +182,13 @@ class FedDA(FedAvg):
                 f"{self.weighted_by_key} in its MetricRecord must be a positive number, the "
                 f"client's weight, got {weight!r}"
             )
-        numbers = {name: record.get(f"fedda/{name}") for name in NUMBERS}
-        if missing := [name for name, array in numbers.items() if array is None]:
-            raise MessageError(
-                f"it has no fedda/{missing[0]}, so it has no momentum. In the client's reply, "
-                "replace ArrayRecord(model.state_dict()) by "
-                "fedda.torch.reply_arrays(model, optimizer)."
-            )
-        steps, *rates = (
-            float(read_array(array, f"fedda/{name}", np.dtype(float), ()))
-            for name, array in numbers.items()
-            if array is not None
-        )
-        for (name, expected), rate in zip(self._rates().items(), rates, strict=True):
-            if not math.isclose(rate, expected, rel_tol=1e-6):
-                raise MessageError(
-                    f"its optimizer has {name}={rate:g}, but the strategy has {expected:g}. Create "
-                    f"DecoupledSGD with {name}=message.content[{self.configrecord_key!r}][{name!r}]"
-                )
-        if not 0 <= steps < math.inf:
-            raise MessageError(f"its number of local steps must not be negative, got {steps:g}")
-        gradients = {name: f"{GRADIENTS}{name}" for name in sorted(self.trained)}
-        momentum = {name: f"{MOMENTUM}{name}" for name in sorted(self.trained)}
-        averaged = {name: name for name in self.arrays if name not in self.trained}
+        steps = self._check_numbers(record)
+        gradients = {name: f"{GRADIENTS}{name}" for name in self.arrays if name in self.trained}
+        momentum = {name: f"{MOMENTUM}{name}" for name in gradients}
+        averaged = {name: name for name in self.arrays if name not in gradients}
         keys = {key for part in (gradients, momentum, averaged) for key in part.values()}
-        if odd := sorted(keys ^ (set(record) - {f"fedda/{name}" for name in NUMBERS})):
+        sent = set(record) - {f"fedda/{name}" for name in NUMBERS}
+        if odd := sorted(keys - sent) or sorted(sent - keys):
             fault = "missing" if odd[0] in keys else "not expected"
             raise MessageError(
                 f"{odd[0]} is {fault}. The server and all clients need the same module, and "
@@ -230,16 +212,37 @@ class FedDA(FedAvg):
         parts = upload, {name: read(name, key) for name, key in averaged.items()}
         return local.Weighted(jax.tree.map(lambda x: weight * x, parts), np.float64(weight))
 
+    def _check_numbers(self, record: ArrayRecord) -> float:
+        """Return the number of local steps, after checks of the numbers in a reply."""
+        if not self.trained or any(f"fedda/{name}" not in record for name in NUMBERS):
+            raise MessageError(
+                "it has no momentum. In the client's reply, replace "
+                "ArrayRecord(model.state_dict()) by fedda.torch.reply_arrays(model, optimizer)."
+            )
+        steps, *rates = (
+            float(read_array(record[f"fedda/{name}"], f"fedda/{name}", np.dtype(float), ()))
+            for name in NUMBERS
+        )
+        for (name, expected), rate in zip(self._rates().items(), rates, strict=True):
+            if not math.isclose(rate, expected, rel_tol=1e-6):
+                raise MessageError(
+                    f"its optimizer has {name}={rate:g}, but the strategy has {expected:g}. Create "
+                    f"DecoupledSGD with {name}=message.content[{self.configrecord_key!r}][{name!r}]"
+                )
+        if not 0 <= steps < math.inf:
+            raise MessageError(f"its number of local steps must not be negative, got {steps:g}")
+        return steps
+
     def _merge(self, total: local.Weighted) -> ArrayRecord | None:
         """Return the new model. Return None, and keep the state, if a number is not finite."""
         (upload, averaged), weight = total
-        params = {name: self.arrays[name].numpy().astype(float) for name in self.trained}
+        params = {name: self.arrays[name].numpy().astype(float) for name in upload.gradients}
         with jax.enable_x64(True):
             state = self.state or jax.device_get(self.algorithm.init(self.hyper, params))
             state = state._replace(params=params)
             sums = local.Weighted(upload, weight)
             after = jax.device_get(_merge(self.algorithm.phases[0], self.hyper, state, sums))
-        values = {name: _cast(after.params[name], self.arrays[name]) for name in self.trained}
+        values = {name: _cast(value, self.arrays[name]) for name, value in after.params.items()}
         if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((values, after))):
             return None
         self.state = after

@@ -15,7 +15,18 @@ from fedda.torch.decoupled_sgd import DecoupledSGD
 from fedda.torch.reply import reply_arrays
 
 if TYPE_CHECKING:
-    from fedda.torch.public import *  # noqa: F403
+    from fedda.torch.public import (
+        ALGORITHMS,
+        DTYPES,
+        begin_round,
+        client_app,
+        end_round,
+        introduce,
+        load,
+        model,
+        parameters,
+        task,
+    )
 else:
 
     def __getattr__(name: str) -> Any:
@@ -23,4 +34,17 @@ else:
         return getattr(importlib.import_module("fedda.torch.public"), name)
 
 
-__all__ = ["DecoupledSGD", "reply_arrays"]
+__all__ = [
+    "ALGORITHMS",
+    "DTYPES",
+    "DecoupledSGD",
+    "begin_round",
+    "client_app",
+    "end_round",
+    "introduce",
+    "load",
+    "model",
+    "parameters",
+    "reply_arrays",
+    "task",
+]
