@@ -66,6 +66,8 @@ def steps_of(page: Path) -> list[Step]:
                 steps += command_steps(block)
             case "toml":
                 tomllib.loads(block.text)
+            case "diff":
+                assert page.name == "pytorch.md", "tests/torch/test_example.py reads only that page"
             case "text":  # a drawing, or what a command prints
                 assert block.caption, f"{page.name}: what is this text?"
             case other:

@@ -6,16 +6,16 @@ The client runs plain SGD. It also accumulates a momentum, which its steps do no
 import math
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
-from typing import Any, get_args
+from typing import Any
 
 import torch
-from fedda.core.algorithm import Decay, NonNegative, Positive
 from fedda.errors import InputError
 from torch import Tensor
 
-_DOMAINS = {
-    name: get_args(kind)[1]
-    for name, kind in (("lr", Positive), ("beta1", Decay), ("mu", NonNegative))
+_DOMAINS: dict[str, tuple[str, Callable[[float], bool]]] = {
+    "lr": ("a positive number", lambda value: value > 0),
+    "beta1": ("a number in [0, 1)", lambda value: 0 <= value < 1),
+    "mu": ("zero or a positive number", lambda value: value >= 0),
 }
 
 
@@ -30,7 +30,8 @@ class DecoupledSGD(torch.optim.Optimizer):
     W are the parameters at the start of a round. A round starts when the optimiser is created and
     when `start` is called. At the start, m is the server's momentum, or 0, and S is 0. A parameter
     without a gradient counts as one with gradient 0. In a federation, the server chooses lr, beta1
-    and mu, and `begin_round` sets them.
+    and mu: the strategy `fedda.flower.FedDA` sends them in its configuration, and `begin_round`
+    sets them.
 
     Args:
         params: Parameters, or groups of parameters, as for any PyTorch optimiser.
@@ -55,11 +56,10 @@ class DecoupledSGD(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters. Their round starts at their current values."""
-        for name, domain in _DOMAINS.items():
+        for name, (expected, allows) in _DOMAINS.items():
             value = param_group.get(name, self.defaults[name])
             number = isinstance(value, Real) and not isinstance(value, bool)
-            if not number or not math.isfinite(value) or not domain.allows(value):
-                expected = domain.description
+            if not number or not math.isfinite(value) or not allows(value):
                 raise InputError(f"{name} of DecoupledSGD must be {expected}, got {value!r}.")
         super().add_param_group(param_group)
         self._start(self.param_groups[-1]["params"], {})

@@ -1,0 +1,1 @@
+"""Handwritten digits, trained with PyTorch on Flower."""
