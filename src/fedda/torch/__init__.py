@@ -6,7 +6,8 @@ and `load` copies the trained parameters into the module.
 """
 
 from fedda.flower.client import introduce
-from fedda.torch.bridge import DTYPES, load, model, parameters, task
+from fedda.models.torch import DTYPES, load, parameters
+from fedda.torch.bridge import model, task
 from fedda.torch.client import ALGORITHMS, begin_round, client_app, end_round
 from fedda.torch.decoupled_sgd import DecoupledSGD
 
