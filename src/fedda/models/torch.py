@@ -136,17 +136,24 @@ class _Located(Module):
             part.register_forward_hook(lambda *_: self.running.pop() and None)
 
     def forward(self, *args: Tensor) -> Any:
-        self.running = []
-        before = {name: (id(b), id(b._elem)) for name, b in self.module.named_buffers()}
+        self.running, before = [], self.kept()
         outputs = self.module(*args)
-        for name, buffer in self.module.named_buffers():
-            if before.get(name) != (id(buffer), id(getattr(buffer, "_elem", None))):
-                raise InputError(
-                    f"the module changes its buffer {name!r} when it is called, but a federated "
-                    "model is its parameters alone. Remove the update, or compute the value from "
-                    "the inputs."
-                )
+        if changed := dict(self.kept().items() - before.items()):
+            raise InputError(
+                f"the module changes its buffer or attribute {min(changed)!r} when it is called, "
+                "but a federated model is its parameters alone. Remove the update, or compute the "
+                "value from the inputs."
+            )
         return outputs
+
+    def kept(self) -> dict[str, tuple[int, ...]]:
+        """Return what changes when a buffer or another tensor of the module is changed."""
+        return {
+            f"{path}.{name}".lstrip("."): (id(value), value._version, id(getattr(value, "_elem", 0)))
+            for path, part in self.module.named_modules()
+            for name, value in {**part._buffers, **vars(part)}.items()
+            if isinstance(value, Tensor)
+        }
 
 
 def _on_arrays(

@@ -25,8 +25,9 @@ def environment() -> Any:
         tensor = import_extra("torchax.tensor", "torch", "train a PyTorch module")
         registry = import_extra("torchax.ops.ops_registry", "torch", "train a PyTorch module")
         mappings = import_extra("torchax.ops.mappings", "torch", "train a PyTorch module")
-        # The original changes the type of its argument in place, too.
+        # The original `type_as` also changes its argument, and `data` has a gradient.
         tensor.Tensor.type_as = lambda self, other: self.to(other.dtype)
+        tensor.Tensor.data = property(lambda self: self.detach())
 
         class Environment(tensor.Environment):  # type: ignore[misc, name-defined]
             def t2j_iso(self, values: Any) -> Any:
@@ -38,13 +39,18 @@ def environment() -> Any:
 
                 return tensor.torch_pytree.tree_map_only(torch.Tensor, convert, values)
 
-            def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-                result = super().dispatch(func, types, args, kwargs)
-                if not torch.is_grad_enabled() and isinstance(result, tensor.Tensor):
-                    return self.j2t_iso(lax.stop_gradient(result.jax()))
-                return result
+        class FunctionMode(tensor.XLAFunctionMode):  # type: ignore[misc, name-defined]
+            def __torch_function__(
+                self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+            ) -> Any:
+                """Let no gradient through under `torch.no_grad`."""
+                result = super().__torch_function__(func, types, args, kwargs)
+                if torch.is_grad_enabled() or (args and result is args[0]):
+                    return result
+                return self.env.j2t_iso(lax.stop_gradient(self.env.t2j_iso(result)))
 
         env = Environment()
+        env._function_mode = FunctionMode(env)
     conv = partial(_convolution, env._ops[aten.convolution].func)
     pool = partial(_max_pool, env._ops[functional.max_pool2d].func)
     average = partial(_avg_pool, env._ops[aten.avg_pool2d].func)
@@ -53,7 +59,7 @@ def environment() -> Any:
         (functional.max_pool2d, pool, False),
         (aten.avg_pool2d, average, False),
         (aten.native_group_norm, _group_norm, False),
-        (torch.batch_norm, partial(_batch_norm, env._ops), False),
+        (functional.batch_norm, _batch_norm, False),
         (functional.dropout, _dropout, True),
         (torch.dropout, _dropout, True),
         (torch.lstm, partial(_recurrent, _lstm), True),
@@ -73,6 +79,8 @@ def computing(key: Array) -> Iterator[Any]:
     """Run operations of PyTorch in JAX, with random numbers from a key. Yields the environment."""
     env, fast_attention = environment(), torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # it uses operations that torchax lacks
+    function = torch.autograd.Function
+    usual, function.apply = vars(function)["apply"], classmethod(_refuse_function)
     try:
         with (
             warnings.catch_warnings(),
@@ -80,14 +88,23 @@ def computing(key: Array) -> Iterator[Any]:
             jax.numpy_rank_promotion("allow"),
             env.override_property(prng=key),
             torch.enable_grad(),
-            torch.device("jax"),
             env,
+            torch.device("jax"),
         ):
             # PyTorch counts in 64 bits, which JAX has only if they are enabled.
             warnings.filterwarnings("ignore", message="Explicitly requested dtype")
             yield env
     finally:
+        function.apply = usual
         torch.backends.mha.set_fastpath_enabled(fast_attention)
+
+
+def _refuse_function(function: type, *_: Any) -> None:
+    raise InputError(
+        f"the module uses the torch.autograd.Function {function.__name__}, but JAX would ignore its "
+        "backward. Write it with operations of PyTorch; x + (y - x).detach() has the value of y and "
+        "the gradient of x."
+    )
 
 
 @contextmanager
@@ -280,9 +297,17 @@ def refused_batch_norm(what: str) -> InputError:
     )
 
 
-def _batch_norm(operations: Any, *args: Any) -> Array:
-    x, weight, bias, mean, variance, training, _, eps, _ = args
-    if training:
+def _batch_norm(
+    x: Array,
+    mean: Array | None,
+    variance: Array | None,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Array:
+    if training or mean is None or variance is None:
         raise refused_batch_norm("batch_norm")
     shape = (-1, *(1,) * (x.ndim - 2))
     mean, variance = mean.reshape(shape), variance.reshape(shape)
