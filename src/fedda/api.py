@@ -479,7 +479,11 @@ def train_grid(
 
 
 def prepare(
-    algorithm: str | Algorithm, model: Any, clients: Clients, loss: ExampleWise | str, **settings: Any
+    algorithm: str | Algorithm,
+    model: Any,
+    clients: Clients,
+    loss: ExampleWise | str,
+    **settings: Any,
 ) -> tuple[Setup, Any]:
     """Check everything that a run is made of.
 

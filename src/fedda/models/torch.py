@@ -149,7 +149,11 @@ class _Located(Module):
     def kept(self) -> dict[str, tuple[int, ...]]:
         """Return what changes when a buffer or another tensor of the module is changed."""
         return {
-            f"{path}.{name}".lstrip("."): (id(value), value._version, id(getattr(value, "_elem", 0)))
+            f"{path}.{name}".lstrip("."): (
+                id(value),
+                value._version,
+                id(getattr(value, "_elem", 0)),
+            )
             for path, part in self.module.named_modules()
             for name, value in {**part._buffers, **vars(part)}.items()
             if isinstance(value, Tensor)

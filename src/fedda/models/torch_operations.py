@@ -31,7 +31,7 @@ def environment() -> Any:
 
         class Environment(tensor.Environment):  # type: ignore[misc, name-defined]
             def t2j_iso(self, values: Any) -> Any:
-                """Convert also tensors of PyTorch, such as those that a module makes or closes over."""
+                """Convert also tensors of PyTorch, such as those that a module closes over."""
 
                 def convert(value: Any) -> Any:
                     plain = not isinstance(value, tensor.Tensor | tensor.View)
@@ -101,9 +101,9 @@ def computing(key: Array) -> Iterator[Any]:
 
 def _refuse_function(function: type, *_: Any) -> None:
     raise InputError(
-        f"the module uses the torch.autograd.Function {function.__name__}, but JAX would ignore its "
-        "backward. Write it with operations of PyTorch; x + (y - x).detach() has the value of y and "
-        "the gradient of x."
+        f"the module uses the torch.autograd.Function {function.__name__}, but JAX would ignore "
+        "its backward. Write it with operations of PyTorch; x + (y - x).detach() has the value of "
+        "y and the gradient of x."
     )
 
 
@@ -172,7 +172,9 @@ def _convolution(
         x, kernel = x[:, :, None], kernel[:, :, None]
         stride, padding, output_padding = (1, *stride), (0, *padding), (0, *output_padding)
         one = (1,)
-        out = _convolution(general, x, kernel, bias, stride, padding, one, transposed, output_padding, 1)
+        out = _convolution(
+            general, x, kernel, bias, stride, padding, one, transposed, output_padding, 1
+        )
         return out[:, :, 0]
     x, kernel = x.transpose(0, 2, 3, 1), kernel.transpose(2, 3, 1, 0)
     pads = [(pad, pad) for pad in padding]

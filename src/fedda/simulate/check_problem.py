@@ -85,7 +85,16 @@ def check_problem(
         check_labels(shards, outputs.shape[-1], test)
     for measure in (loss, *metrics):
         name = getattr(measure, "__name__", "loss")
-        result = jax.eval_shape(measure, outputs, y)
+        try:
+            result = jax.eval_shape(measure, outputs, y)
+        except TypeError as error:
+            if "must be Tensor" not in str(error):
+                raise
+            raise InputError(
+                f"{name} gets arrays of JAX, but computes with tensors of PyTorch: {error}. Give a "
+                "loss module of PyTorch, such as torch.nn.CrossEntropyLoss(), or write it with "
+                "jax.numpy."
+            ) from error
         ratio = isinstance(result, tuple) and measure is not loss  # numerator and denominator
         for values in result if ratio else [result]:
             shape = getattr(values, "shape", None)
