@@ -53,8 +53,8 @@ def outputs(params, x, key=None):
     x = jax.nn.silu(x + params["conv.bias"][None, :, None, None])
     window = (1, 1, 2, 2)
     x = lax.reduce_window(x, -jnp.inf, lax.max, window, window, "VALID").reshape(len(x), 8)
-    if key is not None:  # torchax takes the second half of the key for the first random layer
-        x = jnp.where(random.bernoulli(random.split(key)[1], 0.5, x.shape), x / 0.5, 0)
+    if key is not None:  # the noise of the first random layer
+        x = jnp.where(random.bernoulli(random.fold_in(key, 0), 0.5, x.shape), x / 0.5, 0)
     return x @ params["out.weight"].T + params["out.bias"][None]
 
 

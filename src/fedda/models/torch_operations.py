@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial, reduce
+from itertools import count
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from jax import Array, lax, random
 
 import torch
 from fedda.errors import InputError, import_extra
-from fedda.models.conv import patches_conv
+from fedda.models.conv import first_maximum, patches_conv, shifts
 
 aten, functional = torch.ops.aten, torch.nn.functional
 
@@ -38,6 +39,9 @@ def environment() -> Any:
                     return mappings.t2j(value.detach(), False) if plain else value.jax()
 
                 return tensor.torch_pytree.tree_map_only(torch.Tensor, convert, values)
+
+            def get_and_rotate_prng_key(self, generator: Any = None) -> Array:
+                return next(self.param.prng)
 
         class FunctionMode(tensor.XLAFunctionMode):  # type: ignore[misc, name-defined]
             def __torch_function__(
@@ -86,7 +90,7 @@ def computing(key: Array) -> Iterator[Any]:
             warnings.catch_warnings(),
             jax.numpy_dtype_promotion("standard"),
             jax.numpy_rank_promotion("allow"),
-            env.override_property(prng=key),
+            env.override_property(prng=(random.fold_in(key, n) for n in count())),
             torch.enable_grad(),
             env,
             torch.device("jax"),
@@ -210,23 +214,18 @@ def _windows(
 ) -> Array:
     """Combine the numbers of each window of images, along the width and then along the height.
 
-    On a CPU this is several times faster than a window reduction, and so is its gradient.
+    On a CPU this is several times faster than a window reduction, and so is its gradient. The
+    channels are the last axis meanwhile, as in a convolution.
     """
     size = _pair(size)
     stride, padding = _pair(stride) if stride else size, _pair(padding)
-    for axis in (-1, -2):
+    x = jnp.moveaxis(x, -3, -1)
+    for axis in (1, 0):
         pads = [(0, 0)] * x.ndim
-        pads[axis] = (padding[axis], padding[axis])
-        padded = jnp.pad(x, pads, constant_values=fill) if padding[axis] else x
-        last = (padded.shape[axis] - size[axis]) // stride[axis] * stride[axis]
-        x = reduce(
-            combine,
-            (
-                lax.slice_in_dim(padded, place, place + last + 1, stride[axis], axis)
-                for place in range(size[axis])
-            ),
-        )
-    return x
+        pads[axis - 3] = (padding[axis], padding[axis])
+        padded = jnp.pad(x, pads, constant_values=fill)
+        x = reduce(combine, shifts(padded, x.ndim + axis - 3, size[axis], stride[axis]))
+    return jnp.moveaxis(x, -1, -3)
 
 
 def _max_pool(
@@ -242,10 +241,7 @@ def _max_pool(
     if ceil_mode or return_indices or _pair(dilation) != (1, 1):
         return general(x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
 
-    def first_maximum(first: Array, second: Array) -> Array:
-        """Of equal numbers the first gets the gradient, as in PyTorch. NaN is the largest."""
-        return jnp.where((second > first) | jnp.isnan(second), second, first)
-
+    # Of equal numbers the first gets the gradient, as in PyTorch.
     return _windows(first_maximum, x, kernel_size, stride, padding, -jnp.inf)
 
 
