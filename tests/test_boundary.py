@@ -65,7 +65,8 @@ def run(algorithm="fedavg", clients=CLIENTS, loss=cross_entropy, **settings):
         ({"directry": "runs"}, "Did you mean directory"),
         ({"client_rl": 1}, "unknown setting of fedavg 'client_rl'. Did you mean client_lr"),
         ({"checkpoint_every": 0}, "checkpoint_every must be a whole number of at least 1, got 0"),
-        ({"loss": "cross_entropy"}, "loss must be a function .* got 'cross_entropy'"),
+        ({"loss": 7}, "loss must be a function .* got 7"),
+        ({"loss": "crossentropy"}, "unknown loss or metric .* Did you mean cross_entropy"),
         ({"metrics": [accuracy]}, "metrics need a test set: give test"),
         ({"metrics": [accuracy, accuracy], "test": (X, Y)}, "name .accuracy. is already used"),
         ({"metrics": [named("loss")], "test": (X, Y)}, "the metric name 'loss' is already used"),
@@ -127,7 +128,10 @@ def test_accepted(unusual):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ((MODEL.init, MODEL.apply), r"model must be a fedda\.Model\(init, apply\), got tuple"),
+        (
+            (MODEL.init, MODEL.apply),
+            r"model must be a fedda\.Model\(init, apply\), or a module .*, got tuple",
+        ),
         (fedda.Model(lambda key: {}, MODEL.apply), "the parameters must be arrays .* got none"),
         (
             fedda.Model(lambda key: {"w": jnp.zeros((3, 2), "int32")}, MODEL.apply),

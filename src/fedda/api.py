@@ -18,12 +18,13 @@ from fedda import algorithms
 from fedda.algorithms.registry import domains, plain
 from fedda.core import check_algorithm, tree
 from fedda.core.algorithm import Algorithm
+from fedda.core.losses import as_measure, as_measures
 from fedda.core.task import ExampleWise, Task
 from fedda.data.federation import Shards, checked_pair, from_clients, num_rows
 from fedda.data.streaming import Feed
 from fedda.data.tabular import Federation
 from fedda.errors import InputError, check_whole_number, is_finite, shown
-from fedda.models import Model, recipe_of
+from fedda.models import Model, as_model, recipe_of
 from fedda.simulate import hosts, warnings
 from fedda.simulate.check_problem import check_problem
 from fedda.simulate.cohort import SAMPLERS, Layout, automatic_chunk
@@ -79,12 +80,12 @@ class GridPoint(NamedTuple):
 @compile_cache()
 def run(
     algorithm: str | Algorithm,
-    model: Model,
+    model: Any,
     clients: Clients,
-    loss: ExampleWise,
+    loss: ExampleWise | str,
     *,
     test: Test | None = None,
-    metrics: Sequence[ExampleWise] = (),
+    metrics: Sequence[ExampleWise | str] = (),
     rounds: int = 100,
     cohort: int = 10,
     batch: int = 20,
@@ -114,14 +115,17 @@ def run(
 
     Args:
         algorithm: The name of an algorithm (`fedda algorithms` lists them), or your own record.
-        model: A pair of functions; `fedda.models.from_nnx` and `from_equinox` make one.
+        model: A `fedda.Model`, or a module of PyTorch, Flax NNX or Equinox, whose weights the run
+            starts from.
         clients: A federation (`fedda.federation` makes one), or one pair of arrays `(x, y)` for
             each client, of any number of examples: a list, or a dictionary by client name.
-        loss: A function of `(outputs, y)` that gives one number for each example.
+        loss: A function of `(outputs, y)` that gives one number for each example; or the name of
+            one in `fedda.losses`, such as `"cross_entropy"`; or a loss module of PyTorch.
         test: A pair of arrays `(x, y)` to evaluate on; or a list of one pair for each client, on
             all of which together the run is evaluated. By default, the test examples of a
             federation.
-        metrics: Functions of `(outputs, y)`, to report on the test set by their names.
+        metrics: Functions of `(outputs, y)`, or names such as `"accuracy"`, to report on the test
+            set by their names.
         rounds: The number of rounds.
         cohort: The number of clients in a round.
         batch: The number of examples in a mini-batch.
@@ -182,6 +186,7 @@ def run(
         >>> print(f"{model.apply(result.params, np.ones((1, 2))).item():.3f}")
         3.000
     """
+    model, loss, metrics = as_model(model), as_measure(loss), as_measures(metrics)
     given = locals()  # all arguments, by name
     training = Training(**{name: given[name] for name in Training._fields})
     setup, values = _prepare(training, hyper, OF_RUN)
@@ -297,15 +302,15 @@ def _digests(setup: Setup, start: Result | None) -> dict[str, Any]:
 @compile_cache()
 def run_grid(
     algorithm: str | Algorithm,
-    model: Model,
+    model: Any,
     clients: Clients,
-    loss: ExampleWise,
+    loss: ExampleWise | str,
     *,
     grid: Mapping[str, Sequence[float]],
     seeds: Sequence[int] = (0,),
     together: int | None = None,
     test: Test | None = None,
-    metrics: Sequence[ExampleWise] = (),
+    metrics: Sequence[ExampleWise | str] = (),
     rounds: int = 100,
     cohort: int = 10,
     batch: int = 20,
@@ -375,6 +380,7 @@ def run_grid(
         >>> min(points, key=lambda point: point.result.history[-1]["train_loss"]).hyper
         {'client_lr': 0.1}
     """
+    model, loss, metrics = as_model(model), as_measure(loss), as_measures(metrics)
     given = locals()  # all arguments, by name
     training = Training(**{name: given[name] for name in Training._fields})
     if not isinstance(grid, Mapping):
@@ -492,7 +498,11 @@ def train_grid(
 
 
 def prepare(
-    algorithm: str | Algorithm, model: Model, clients: Clients, loss: ExampleWise, **settings: Any
+    algorithm: str | Algorithm,
+    model: Any,
+    clients: Clients,
+    loss: ExampleWise | str,
+    **settings: Any,
 ) -> tuple[Setup, Any]:
     """Check everything that a run is made of.
 
@@ -507,6 +517,8 @@ def prepare(
         What stays the same during the run, and the hyper-parameters; see `traced`.
     """
     training = {name: settings.pop(name) for name in Training._fields if name in settings}
+    model, loss = as_model(model), as_measure(loss)
+    training["metrics"] = as_measures(training.get("metrics", ()))
     given = Training(algorithm, model, clients, loss, **training)
     return _prepare(given, settings, ())
 
@@ -515,11 +527,6 @@ def _prepare(
     given: Training, hyper: Mapping[str, Any], other_keywords: Iterable[str]
 ) -> tuple[Setup, Any]:
     model, loss, cohort = given.model, given.loss, given.cohort
-    if not isinstance(model, Model):
-        raise InputError(
-            f"model must be a fedda.Model(init, apply), got {type(model).__name__}. "
-            "fedda.models.from_nnx and from_equinox make one from a module."
-        )
     if isinstance(given.algorithm, Algorithm):
         check_algorithm.check_parts(given.algorithm)
     record, values = algorithms.configure(given.algorithm, hyper, (*KEYWORDS, *other_keywords))

@@ -18,6 +18,7 @@ from fedda.core import losses, tree
 from fedda.errors import InputError
 from fedda.models import (
     Model,
+    as_model,
     autoencoder,
     cnn,
     from_equinox,
@@ -292,12 +293,27 @@ def test_from_nnx_noise_follows_the_key():
     assert len(np.unique(np.asarray(first), axis=0)) > 4  # every example has its own mask
 
 
-def test_a_module_is_not_what_makes_one():
-    message = r"got a Linear\. Write from_nnx\(lambda rngs: Linear\(\.\.\., rngs=rngs\)\)"
-    with pytest.raises(InputError, match=message):
-        from_nnx(nnx.Linear(3, 4, rngs=nnx.Rngs(0)))
-    with pytest.raises(InputError, match=r"got a MLP\. Write from_equinox\(lambda key: MLP"):
-        from_equinox(eqx.nn.MLP(3, 4, 5, 1, key=random.key(0)))
+def test_a_module_of_flax_is_where_every_seed_starts():
+    module, x = Noisy(nnx.Rngs(3)), jnp.ones((400, 6))
+    model = as_model(module)
+    first, second = (model.init(random.key(seed)) for seed in (0, 1))
+    jax.tree.map(np.testing.assert_array_equal, first, second)
+    jax.tree.map(
+        np.testing.assert_array_equal, first, nnx.to_pure_dict(nnx.state(module, nnx.Param))
+    )
+    one, again, other = (model.train(first, x, random.key(k)) for k in (1, 1, 2))
+    np.testing.assert_array_equal(one, again)
+    assert not np.array_equal(one, other)
+    module.eval()
+    np.testing.assert_allclose(model.apply(first, x), module(x), atol=1e-6)
+
+
+def test_a_module_of_equinox_is_where_every_seed_starts():
+    module, x = perceptron(random.key(3)), jnp.ones((4, 3))
+    model = as_model(module)
+    for seed in (0, 1):
+        params = model.init(random.key(seed))
+        np.testing.assert_array_equal(model.apply(params, x), jax.vmap(module)(x))
 
 
 def test_from_nnx_refuses_batch_norm():

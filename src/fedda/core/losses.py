@@ -5,6 +5,7 @@ does the same, or returns a numerator and a denominator for each example; the me
 then the sum of the numerators divided by the sum of the denominators.
 """
 
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -12,9 +13,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from fedda.errors import InputError
+from fedda.errors import InputError, unknown
 
 Measure = TypeVar("Measure", bound=Callable[..., Any])
+
+NAMES = ("accuracy", "cross_entropy", "recall_at_5", "squared_error", "tag_cross_entropy")
 
 
 def lower_is_better(measure: Measure) -> Measure:
@@ -159,3 +162,27 @@ def _has(tags: Array, logits: Array) -> Array:
     """Return a boolean matrix [examples, tags] of the tags that each example has."""
     none = jnp.zeros(logits.shape[-1], bool)
     return jax.vmap(lambda row: none.at[row].set(True, mode="drop"))(tags.astype(jnp.int32))
+
+
+def as_measure(measure: Any) -> Any:
+    """Return a loss or metric from its name in this module, or from a loss module of PyTorch.
+
+    Anything else is returned as it is.
+
+    Raises:
+        InputError: There is no such name, or the module is no mean over examples.
+    """
+    if isinstance(measure, str):
+        if measure not in NAMES:
+            raise unknown("loss or metric", measure, NAMES)
+        return globals()[measure]
+    if "torch.nn" in sys.modules and isinstance(measure, sys.modules["torch.nn"].Module):
+        from fedda.models.torch import from_torch_loss
+
+        return from_torch_loss(measure)
+    return measure
+
+
+def as_measures(measures: Any) -> Any:
+    """Return a list of losses and metrics, each from `as_measure`."""
+    return list(map(as_measure, measures)) if isinstance(measures, list | tuple) else measures

@@ -165,6 +165,8 @@ def checked_pair(pair: Any, owner: str) -> tuple[Any, Any]:
     Raises:
         InputError: They are no arrays of finite numbers, or differ in length.
     """
+    if is_dataset(pair):
+        pair = _columns(pair, owner)
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise InputError(f"{owner} must be a pair (x, y) of arrays, got {type(pair).__name__}.")
     x, y = (
@@ -174,6 +176,31 @@ def checked_pair(pair: Any, owner: str) -> tuple[Any, Any]:
     if num_rows(x) != num_rows(y):
         raise InputError(f"{owner} has {num_rows(x)} rows in x but {num_rows(y)} in y.")
     return x, y
+
+
+def is_dataset(data: Any) -> bool:
+    """Return whether data are a `Dataset` or `DataLoader` of PyTorch, or a class like them."""
+    return hasattr(data, "dataset") or (
+        hasattr(data, "__getitem__")
+        and hasattr(data, "__len__")
+        and not isinstance(data, (Sequence, Mapping))
+        and not hasattr(data, "shape")
+    )
+
+
+def _columns(data: Any, owner: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the examples `(x, y)` of a dataset as two arrays. A loader's batches do not matter."""
+    data = data if hasattr(data, "__getitem__") else data.dataset
+    rows = [data[number] for number in range(len(data))]
+    if not rows or not all(isinstance(row, (tuple, list)) and len(row) == 2 for row in rows):
+        raise InputError(f"{owner} must be a dataset of pairs (x, y) with at least one example.")
+    x, y = zip(*rows, strict=True)
+    try:
+        return np.stack(list(map(np.asarray, x))), np.stack(list(map(np.asarray, y)))
+    except ValueError as error:
+        raise InputError(
+            f"the examples of {owner} must be arrays of one shape: {error}. Pad or crop them."
+        ) from None
 
 
 def _checked(values: Any, name: str) -> np.ndarray:

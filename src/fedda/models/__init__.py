@@ -1,12 +1,13 @@
 """Models, as records of pure functions.
 
-`linear`, `mlp`, `cnn`, `resnet18` and `autoencoder` are ready-made models. `from_nnx` and
-`from_equinox` convert modules of Flax and Equinox. All of them are imported on first use, because
-importing Flax is slow.
+`linear`, `mlp`, `cnn`, `resnet18` and `autoencoder` are ready-made models. `from_torch`, `from_nnx`
+and `from_equinox` convert modules of PyTorch, Flax and Equinox. All of them are imported on first
+use, because importing these libraries is slow.
 """
 
 import importlib
 import inspect
+import sys
 from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
@@ -15,13 +16,14 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedda.errors import InputError, unknown
+from fedda.errors import InputError, import_extra, unknown
 
 if TYPE_CHECKING:
     from fedda.models.convolutional import cnn, resnet18
     from fedda.models.dense import autoencoder, linear, mlp
     from fedda.models.equinox import from_equinox
     from fedda.models.flax import from_nnx
+    from fedda.models.torch import from_torch
 
 __all__ = [
     "Model",
@@ -29,6 +31,7 @@ __all__ = [
     "cnn",
     "from_equinox",
     "from_nnx",
+    "from_torch",
     "linear",
     "mlp",
     "resnet18",
@@ -42,6 +45,7 @@ _MODULES = {
     "cnn": "convolutional",
     "from_equinox": "equinox",
     "from_nnx": "flax",
+    "from_torch": "torch",
     "linear": "dense",
     "mlp": "dense",
     "resnet18": "convolutional",
@@ -218,17 +222,30 @@ def _cast(tree: Any, dtype: Any) -> Any:
     return jax.tree.map(cast, tree)
 
 
-def given_module(function: str, argument: str, module: Any) -> InputError:
-    """Return the error for an adapter that was called with a module instead of a function."""
-    name = type(module).__name__
-    return InputError(
-        f"{function} takes a function that makes a module, so that every seed has other initial "
-        f"weights, got a {name}. "
-        f"Write {function}(lambda {argument}: {name}(..., {argument}={argument}))."
+def as_model(model: Any) -> Model:
+    """Return the model of a module of PyTorch, Flax NNX or Equinox. A `Model` is returned as it is.
+
+    Raises:
+        InputError: It is neither.
+    """
+    if isinstance(model, Model):
+        return model
+    for library, adapter in (
+        ("torch.nn", "from_torch"),
+        ("flax.nnx", "from_nnx"),
+        ("equinox", "from_equinox"),
+    ):
+        if library in sys.modules and isinstance(model, sys.modules[library].Module):
+            return __getattr__(adapter)(model)
+    raise InputError(
+        "model must be a fedda.Model(init, apply), or a module of PyTorch, Flax NNX or Equinox, "
+        f"got {type(model).__name__}."
     )
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "from_torch":
+        import_extra("torch", "torch", "convert a PyTorch module")
     return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -104,8 +104,8 @@ def _windows_jvp(
 
 
 def _joined(padded: Array, size: tuple[int, int], strides: tuple[int, int]) -> Array:
-    bands = _shifts(padded, 1, size[0], strides[0])
-    parts = [part for band in bands for part in _shifts(band, 2, size[1], strides[1])]
+    bands = shifts(padded, 1, size[0], strides[0])
+    parts = [part for band in bands for part in shifts(band, 2, size[1], strides[1])]
     return jnp.concatenate(parts, axis=-1)
 
 
@@ -133,16 +133,16 @@ def max_pool_same(inputs: Array, size: int, stride: int) -> Array:
         pads = [(0, 0)] * inputs.ndim
         (pads[axis],) = lax.padtype_to_pads(inputs.shape[axis : axis + 1], [size], [stride], "SAME")
         padded = jnp.pad(inputs, pads, constant_values=-jnp.inf)
-        inputs = reduce(_first_maximum, _shifts(padded, axis, size, stride))
+        inputs = reduce(first_maximum, shifts(padded, axis, size, stride))
     return inputs
 
 
-def _first_maximum(first: Array, second: Array) -> Array:
+def first_maximum(first: Array, second: Array) -> Array:
     """Return the maximum, or NaN if a value is NaN, so that a diverging model is noticed."""
     return jnp.where((second > first) | jnp.isnan(second), second, first)
 
 
-def _shifts(padded: Array, axis: int, size: int, stride: int) -> list[Array]:
+def shifts(padded: Array, axis: int, size: int, stride: int) -> list[Array]:
     """Return, for each position in a window, the entries of all windows at that position."""
     last = (padded.shape[axis] - size) // stride * stride
     return [

@@ -8,10 +8,10 @@ import equinox as eqx
 import jax
 from jax import Array
 
-from fedda.models import Model, Params, given_module
+from fedda.models import Model, Params
 
 
-def from_equinox(make: Callable[[Array], Any]) -> Model:
+def from_equinox(make: Callable[[Array], Any] | eqx.Module) -> Model:
     """Return a model from an Equinox module.
 
     As usual in Equinox, the module takes a single example. If its `__call__` has a parameter `key`,
@@ -19,13 +19,11 @@ def from_equinox(make: Callable[[Array], Any]) -> Model:
     the module's floating-point arrays.
 
     Args:
-        make: `(key) -> module`, makes the module from a random key.
+        make: `(key) -> module`, makes the module from a random key, so that every seed has other
+            initial weights. Or a module: every seed then starts from its weights.
 
     Returns:
         The model. Its inputs have a batch axis.
-
-    Raises:
-        InputError: `make` is a module instead of a function.
 
     Example:
         >>> import equinox, jax, numpy as np
@@ -34,8 +32,9 @@ def from_equinox(make: Callable[[Array], Any]) -> Model:
         >>> model.apply(model.init(jax.random.key(0)), np.ones((3, 64))).shape
         (3, 10)
     """
-    if any(map(eqx.is_array, jax.tree.leaves(make))):
-        raise given_module("from_equinox", "key", make)
+    if isinstance(make, eqx.Module):
+        module = make
+        make = lambda key: module  # noqa: E731
     example = make(jax.random.key(0))
     _, static = eqx.partition(example, eqx.is_inexact_array)
     noisy = "key" in inspect.signature(type(example).__call__).parameters

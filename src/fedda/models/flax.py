@@ -8,24 +8,25 @@ from flax import nnx
 from jax import Array
 
 from fedda.errors import InputError
-from fedda.models import Model, Params, given_module
+from fedda.models import Model, Params
 
 
-def from_nnx(make: Callable[[Any], Any]) -> Model:
+def from_nnx(make: Callable[[Any], Any] | nnx.Module) -> Model:
     """Return a model from a Flax NNX module.
 
     The parameters are the module's `nnx.Param` values, as nested dictionaries of arrays. Dropout
     and other random layers get a new key for every training batch, and are off in evaluation.
 
     Args:
-        make: `(rngs) -> module`, makes the module from an `nnx.Rngs`.
+        make: `(rngs) -> module`, makes the module from an `nnx.Rngs`, so that every seed has other
+            initial weights. Or a module: every seed then starts from its weights.
 
     Returns:
         The model.
 
     Raises:
-        InputError: `make` is a module instead of a function, or the module has state besides its
-            parameters, such as the statistics of BatchNorm.
+        InputError: The module has state besides its parameters, such as the statistics of
+            BatchNorm.
 
     Example:
         >>> import jax, numpy as np
@@ -35,11 +36,15 @@ def from_nnx(make: Callable[[Any], Any]) -> Model:
         >>> model.apply(model.init(jax.random.key(0)), np.ones((3, 64))).shape
         (3, 10)
     """
-    if isinstance(make, nnx.Module):
-        raise given_module("from_nnx", "rngs", make)
 
     def build(key: Array) -> Any:
-        return make(nnx.Rngs(key))
+        if not isinstance(make, nnx.Module):
+            return make(nnx.Rngs(key))
+        module, rngs = nnx.clone(make), nnx.Rngs(key)
+        for _, part in nnx.iter_graph(module):
+            if isinstance(part, nnx.RngStream):
+                nnx.reseed(part, **{part.tag: rngs()})
+        return module
 
     shape = nnx.eval_shape(lambda: build(jax.random.key(0)))
     split: Any = nnx.split(shape, nnx.Param, nnx.RngState, ...)

@@ -70,6 +70,8 @@ def check_problem(
         )
     try:
         outputs = jax.eval_shape(model.apply, params, x)
+    except InputError:
+        raise
     except Exception as error:  # a user's function may raise anything
         shapes = jax.tree.map(lambda leaf: leaf.shape[1:], x)
         # Messages of Flax and JAX contain the batch size, which the user has not chosen.
@@ -78,11 +80,21 @@ def check_problem(
             f"{_readable(str(error)).rstrip('.')}. Give examples of the shape that the model "
             "expects, or a model for this shape."
         ) from error
-    if loss is cross_entropy and isinstance(shards, Shards):
+    of_classes = getattr(loss, "of_classes", False) and y.ndim == 1 and y.dtype.kind in "iu"
+    if (loss is cross_entropy or of_classes) and isinstance(shards, Shards):
         check_labels(shards, outputs.shape[-1], test)
     for measure in (loss, *metrics):
         name = getattr(measure, "__name__", "loss")
-        result = jax.eval_shape(measure, outputs, y)
+        try:
+            result = jax.eval_shape(measure, outputs, y)
+        except TypeError as error:
+            if "must be Tensor" not in str(error):
+                raise
+            raise InputError(
+                f"{name} gets arrays of JAX, but computes with tensors of PyTorch: {error}. Give a "
+                "loss module of PyTorch, such as torch.nn.CrossEntropyLoss(), or write it with "
+                "jax.numpy."
+            ) from error
         ratio = isinstance(result, tuple) and measure is not loss  # numerator and denominator
         for values in result if ratio else [result]:
             shape = getattr(values, "shape", None)

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedda.core.tree import PyTree
 from fedda.data.preparation import Preparation
-from fedda.errors import InputError
+from fedda.errors import InputError, import_extra
 from fedda.models import Model
 from fedda.simulate import saved
 from fedda.simulate.train import Row
@@ -73,6 +73,32 @@ class Result:
                 "DataFrame or a dictionary of columns."
             )
         return self.model.apply(self.params, jnp.asarray(x))
+
+    def to(self, module: Any) -> Any:
+        """Copy the trained parameters into a PyTorch module, and return the module.
+
+        Parameters that were not trained are copied, too, if the result has its model.
+
+        Args:
+            module: A module like the one that was trained, on any device.
+
+        Raises:
+            InputError: The module has other parameters.
+
+        Example:
+            >>> import fedda, torch
+            >>> module = torch.nn.Linear(2, 1)
+            >>> clients = [(torch.ones(n, 2), torch.full((n, 1), 3.0)) for n in (1, 5, 20)]
+            >>> result = fedda.run("fedavg", module, clients, torch.nn.MSELoss(), cohort=2)
+            >>> print(f"{result.to(module)(torch.ones(2)).item():.3f}")
+            3.000
+        """
+        import_extra("torch", "torch", "load parameters into a PyTorch module")
+        from fedda.models.torch import load
+
+        frozen = {} if self.model is None else getattr(self.model.apply, "frozen", {})
+        load(module, {**frozen, **self.params})
+        return module
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the result to one file, which `fedda.load` reads.

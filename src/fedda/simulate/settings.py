@@ -8,7 +8,7 @@ from jax.typing import ArrayLike
 
 from fedda.core.algorithm import Algorithm
 from fedda.core.task import ExampleWise, Plan
-from fedda.data.federation import Shards, from_clients
+from fedda.data.federation import Shards, from_clients, is_dataset
 from fedda.data.streaming import Feed
 from fedda.data.tabular import Federation
 from fedda.errors import LARGEST, InputError, check_whole_number, is_finite, shown, unknown
@@ -48,9 +48,9 @@ KEYWORDS = tuple(Training._field_defaults)  # without algorithm, model, clients 
 
 
 def is_one_pair_a_client(data: Any) -> TypeGuard[Sequence[Examples]]:
-    """Return whether data are a list of tuples `(x, y)`, and not one pair of arrays."""
+    """Return whether data are a list of tuples `(x, y)` or datasets, not one pair of arrays."""
     return isinstance(data, list) and all(
-        isinstance(pair, tuple) and len(pair) == 2 for pair in data
+        (isinstance(pair, tuple) and len(pair) == 2) or is_dataset(pair) for pair in data
     )
 
 

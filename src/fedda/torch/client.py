@@ -30,7 +30,7 @@ from fedda.errors import InputError, check_whole_number, unknown
 from fedda.flower import client as flower_client
 from fedda.flower.client import build_app, build_reply, partition
 from fedda.flower.messages import Order, unpack
-from fedda.torch.bridge import DTYPES, load, parameters, private_buffer, to_array, to_tensor
+from fedda.models.torch import DTYPES, load, parameters, private_buffer, to_array, to_tensor
 from fedda.torch.decoupled_sgd import DecoupledSGD
 from torch import Tensor
 

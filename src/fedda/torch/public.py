@@ -1,8 +1,8 @@
 """The names of `fedda.torch` that need JAX."""
 
-from fedda.flower.client import introduce
-from fedda.torch.bridge import DTYPES, load, model, parameters, task
-from fedda.torch.client import ALGORITHMS, begin_round, client_app, end_round
+from fedda.models.torch import DTYPES, load, parameters
+from fedda.torch.bridge import model, task
+from fedda.torch.client import ALGORITHMS, begin_round, client_app, end_round, introduce
 
 __all__ = [
     "ALGORITHMS",

@@ -1,0 +1,393 @@
+"""The operations of PyTorch in JAX: torchax, and faster versions of some of its operations."""
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, partial, reduce
+from itertools import count
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax, random
+
+import torch
+from fedda.errors import InputError, import_extra
+from fedda.models.conv import first_maximum, patches_conv, shifts
+
+aten, functional = torch.ops.aten, torch.nn.functional
+
+
+@cache
+def environment() -> Any:
+    """Return the torchax environment that runs operations of PyTorch on JAX arrays."""
+    with _without_side_effects(), _with_named_tensors():
+        tensor = import_extra("torchax.tensor", "torch", "train a PyTorch module")
+        registry = import_extra("torchax.ops.ops_registry", "torch", "train a PyTorch module")
+        mappings = import_extra("torchax.ops.mappings", "torch", "train a PyTorch module")
+        # The original `type_as` also changes its argument, and `data` has a gradient.
+        tensor.Tensor.type_as = lambda self, other: self.to(other.dtype)
+        tensor.Tensor.data = property(lambda self: self.detach())
+
+        class Environment(tensor.Environment):  # type: ignore[misc, name-defined]
+            def t2j_iso(self, values: Any) -> Any:
+                """Convert also tensors of PyTorch, such as those that a module closes over."""
+
+                def convert(value: Any) -> Any:
+                    plain = not isinstance(value, tensor.Tensor | tensor.View)
+                    return mappings.t2j(value.detach(), False) if plain else value.jax()
+
+                return tensor.torch_pytree.tree_map_only(torch.Tensor, convert, values)
+
+            def get_and_rotate_prng_key(self, generator: Any = None) -> Array:
+                return next(self.param.prng)
+
+        class FunctionMode(tensor.XLAFunctionMode):  # type: ignore[misc, name-defined]
+            def __torch_function__(
+                self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+            ) -> Any:
+                """Let no gradient through under `torch.no_grad`."""
+                result = super().__torch_function__(func, types, args, kwargs)
+                if torch.is_grad_enabled() or (args and result is args[0]):
+                    return result
+                return self.env.j2t_iso(lax.stop_gradient(self.env.t2j_iso(result)))
+
+        env = Environment()
+        env._function_mode = FunctionMode(env)
+    conv = partial(_convolution, env._ops[aten.convolution].func)
+    pool = partial(_max_pool, env._ops[functional.max_pool2d].func)
+    average = partial(_avg_pool, env._ops[aten.avg_pool2d].func)
+    for operation, function, needs_key in (
+        (aten.convolution, conv, False),
+        (functional.max_pool2d, pool, False),
+        (aten.avg_pool2d, average, False),
+        (aten.native_group_norm, _group_norm, False),
+        (functional.batch_norm, _batch_norm, False),
+        (functional.dropout, _dropout, True),
+        (torch.dropout, _dropout, True),
+        (torch.lstm, partial(_recurrent, _lstm), True),
+        (torch.gru, partial(_recurrent, _gru), True),
+        (torch.rnn_tanh, partial(_recurrent, partial(_rnn, jnp.tanh)), True),
+        (torch.rnn_relu, partial(_recurrent, partial(_rnn, jax.nn.relu)), True),
+    ):
+        env._ops[operation] = registry.Operator(
+            operation, function, is_jax_function=True, is_user_defined=True,
+            needs_env=needs_key, is_view_op=False,
+        )  # fmt: skip
+    return env
+
+
+@contextmanager
+def computing(key: Array) -> Iterator[Any]:
+    """Run operations of PyTorch in JAX, with random numbers from a key. Yields the environment."""
+    env, fast_attention = environment(), torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # it uses operations that torchax lacks
+    function = torch.autograd.Function
+    usual, function.apply = vars(function)["apply"], classmethod(_refuse_function)
+    try:
+        with (
+            warnings.catch_warnings(),
+            jax.numpy_dtype_promotion("standard"),
+            jax.numpy_rank_promotion("allow"),
+            env.override_property(prng=(random.fold_in(key, n) for n in count())),
+            torch.enable_grad(),
+            env,
+            torch.device("jax"),
+        ):
+            # PyTorch counts in 64 bits, which JAX has only if they are enabled.
+            warnings.filterwarnings("ignore", message="Explicitly requested dtype")
+            yield env
+    finally:
+        function.apply = usual
+        torch.backends.mha.set_fastpath_enabled(fast_attention)
+
+
+def _refuse_function(function: type, *_: Any) -> None:
+    raise InputError(
+        f"the module uses the torch.autograd.Function {function.__name__}, but JAX would ignore "
+        "its backward. Write it with operations of PyTorch; x + (y - x).detach() has the value of "
+        "y and the gradient of x."
+    )
+
+
+@contextmanager
+def _with_named_tensors() -> Iterator[None]:
+    """Let torchax 0.0.13 be imported with PyTorch 2.13, which has no named tensors any more.
+
+    torchax has tables with the operations on named tensors as keys. Here, a missing operation is
+    replaced by its name, and its row in the table is never used.
+    """
+    packet = torch._ops.OpOverloadPacket
+    original = packet.__getattr__
+
+    def lookup(self: Any, name: str) -> Any:
+        try:
+            return original(self, name)
+        except AttributeError:
+            if "dimname" in name.lower() or "names" in name:
+                return f"{self}.{name}"
+            raise
+
+    packet.__getattr__ = lookup
+    try:
+        yield
+    finally:
+        packet.__getattr__ = original
+
+
+@contextmanager
+def _without_side_effects() -> Iterator[None]:
+    """Undo the global settings that torchax changes when it is imported."""
+    fast_attention = torch.backends.mha.get_fastpath_enabled()
+    variables = dict(os.environ)
+    client = getattr(jax.config, "jax_pjrt_client_create_options", None)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_attention)
+        for name in os.environ.keys() - variables.keys():
+            del os.environ[name]
+        if client is not None:
+            jax.config.update("jax_pjrt_client_create_options", client)
+
+
+# ------------------------------------------------------------------- convolution and pooling
+
+
+def _convolution(
+    general: Callable[..., Array],
+    x: Array,
+    kernel: Array,
+    bias: Array | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Array:
+    """Return a convolution as image patches times a matrix, which is fast under `vmap`."""
+    if kernel.ndim > 4 or groups != 1 or set(dilation) != {1} or x.ndim != kernel.ndim:
+        return general(
+            x, kernel, bias, stride, padding, dilation, transposed, output_padding, groups
+        )
+    if kernel.ndim == 3:  # one axis of places: images of height 1
+        x, kernel = x[:, :, None], kernel[:, :, None]
+        stride, padding, output_padding = (1, *stride), (0, *padding), (0, *output_padding)
+        one = (1,)
+        out = _convolution(
+            general, x, kernel, bias, stride, padding, one, transposed, output_padding, 1
+        )
+        return out[:, :, 0]
+    x, kernel = x.transpose(0, 2, 3, 1), kernel.transpose(2, 3, 1, 0)
+    pads = [(pad, pad) for pad in padding]
+    if transposed:
+        # The transpose of the convolution that makes `x` of larger images.
+        height, width = (
+            (n - 1) * s - 2 * p + k + more
+            for n, s, p, k, more in zip(
+                x.shape[1:3], stride, padding, kernel.shape[:2], output_padding, strict=True
+            )
+        )
+        larger = jnp.zeros((len(x), height, width, kernel.shape[2]), x.dtype)
+        _, pull = jax.vjp(lambda images: patches_conv(images, kernel, stride, pads), larger)
+        (out,) = pull(x)
+    else:
+        out = patches_conv(x, kernel, stride, pads)
+    out = out if bias is None else out + bias
+    return out.transpose(0, 3, 1, 2)
+
+
+def _pair(value: int | Sequence[int]) -> tuple[int, int]:
+    first, second = (value, value) if isinstance(value, int) else (*value, *value)[:2]
+    return first, second
+
+
+def _windows(
+    combine: Callable[[Array, Array], Array],
+    x: Array,
+    size: int | Sequence[int],
+    stride: Any,
+    padding: int | Sequence[int],
+    fill: float,
+) -> Array:
+    """Combine the numbers of each window of images, along the width and then along the height.
+
+    On a CPU this is several times faster than a window reduction, and so is its gradient. The
+    channels are the last axis meanwhile, as in a convolution.
+    """
+    size = _pair(size)
+    stride, padding = _pair(stride) if stride else size, _pair(padding)
+    x = jnp.moveaxis(x, -3, -1)
+    for axis in (1, 0):
+        pads = [(0, 0)] * x.ndim
+        pads[axis - 3] = (padding[axis], padding[axis])
+        padded = jnp.pad(x, pads, constant_values=fill)
+        x = reduce(combine, shifts(padded, x.ndim + axis - 3, size[axis], stride[axis]))
+    return jnp.moveaxis(x, -1, -3)
+
+
+def _max_pool(
+    general: Callable[..., Any],
+    x: Array,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    if ceil_mode or return_indices or _pair(dilation) != (1, 1):
+        return general(x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+
+    # Of equal numbers the first gets the gradient, as in PyTorch.
+    return _windows(first_maximum, x, kernel_size, stride, padding, -jnp.inf)
+
+
+def _avg_pool(
+    general: Callable[..., Any],
+    x: Array,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Any:
+    if ceil_mode or not count_include_pad:
+        return general(
+            x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
+        )
+    rows, columns = _pair(kernel_size)
+    total = _windows(jnp.add, x, kernel_size, stride, padding, 0.0)
+    return total / (divisor_override or rows * columns)
+
+
+# ------------------------------------------------------------------ normalisation and dropout
+
+
+def _group_norm(
+    x: Array,
+    weight: Array | None,
+    bias: Array | None,
+    batch: int,
+    channels: int,
+    places: int,
+    groups: int,
+    eps: float,
+) -> tuple[Array, None, None]:
+    grouped = x.reshape(batch, groups, -1)
+    mean = grouped.mean(-1, keepdims=True)
+    variance = jnp.square(grouped - mean).mean(-1, keepdims=True)
+    out = ((grouped - mean) * lax.rsqrt(variance + eps)).reshape(x.shape)
+    shape = (-1, *(1,) * (x.ndim - 2))
+    out = out if weight is None else out * weight.reshape(shape)
+    return out if bias is None else out + bias.reshape(shape), None, None
+
+
+def refused_batch_norm(what: str) -> InputError:
+    """Return the error for a layer whose outputs for an example depend on other examples."""
+    return InputError(
+        f"{what} normalises over the examples of a batch, but a federated model is its parameters "
+        "alone, without statistics of one client's batches. Replace it by "
+        "torch.nn.GroupNorm(groups, channels) or torch.nn.LayerNorm."
+    )
+
+
+def _batch_norm(
+    x: Array,
+    mean: Array | None,
+    variance: Array | None,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Array:
+    if training or mean is None or variance is None:
+        raise refused_batch_norm("batch_norm")
+    shape = (-1, *(1,) * (x.ndim - 2))
+    mean, variance = mean.reshape(shape), variance.reshape(shape)
+    out = (x - mean) * lax.rsqrt(variance + eps)
+    out = out if weight is None else out * weight.reshape(shape)
+    return out if bias is None else out + bias.reshape(shape)
+
+
+def _dropout(
+    x: Array, p: float = 0.5, training: bool = True, inplace: bool = False, env: Any = None
+) -> Array:
+    if not training or p == 0:
+        return x
+    kept = random.bernoulli(env.get_and_rotate_prng_key(), 1 - p, x.shape)
+    return jnp.where(kept, x / (1 - p), 0) if p < 1 else jnp.zeros_like(x)
+
+
+# -------------------------------------------------------------------------- recurrent layers
+
+
+def _lstm(state: tuple[Array, Array], inputs: Array, recur: Callable[[Array], Array]) -> Any:
+    hidden, cell = state
+    let_in, forget, new, out = jnp.split(inputs + recur(hidden), 4, -1)
+    cell = jax.nn.sigmoid(forget) * cell + jax.nn.sigmoid(let_in) * jnp.tanh(new)
+    return jax.nn.sigmoid(out) * jnp.tanh(cell), cell
+
+
+def _gru(state: tuple[Array], inputs: Array, recur: Callable[[Array], Array]) -> Any:
+    (hidden,) = state
+    (reset, update, new), old = jnp.split(inputs, 3, -1), jnp.split(recur(hidden), 3, -1)
+    keep = jax.nn.sigmoid(update + old[1])
+    new = jnp.tanh(new + jax.nn.sigmoid(reset + old[0]) * old[2])
+    return ((1 - keep) * new + keep * hidden,)
+
+
+def _rnn(
+    activation: Callable[[Array], Array],
+    state: tuple[Array],
+    inputs: Array,
+    recur: Callable[[Array], Array],
+) -> Any:
+    return (activation(inputs + recur(state[0])),)
+
+
+def _recurrent(
+    cell: Callable[..., Any],
+    x: Array,
+    states: Any,
+    weights: Sequence[Array],
+    has_bias: bool,
+    layers: int,
+    dropout: float,
+    training: bool,
+    bidirectional: bool,
+    batch_first: bool,
+    env: Any,
+) -> tuple[Array, ...]:
+    """Return outputs and final states of a recurrent layer, whose steps are a compiled loop."""
+    states = states if isinstance(states, tuple | list) else (states,)
+    ways = 2 if bidirectional else 1
+    if len(weights) != layers * ways * (4 if has_bias else 2):
+        raise InputError("an LSTM with proj_size is not supported. Use one without.")
+    x = x.swapaxes(0, 1) if batch_first else x
+    finals = []
+    for layer in range(layers):
+        if layer:
+            x = _dropout(x, dropout, training, env=env)
+        outputs = []
+        for way in range(ways):
+            place = layer * ways + way
+            size = len(weights) // (layers * ways)
+            w_in, w_hidden, *biases = weights[place * size : (place + 1) * size]
+            b_in, b_hidden = biases or (jnp.zeros((), x.dtype),) * 2
+
+            def step(state: Any, inputs: Array, w: Array = w_hidden, b: Array = b_hidden) -> Any:
+                state = cell(state, inputs, lambda hidden: hidden @ w.T + b)
+                return state, state[0]
+
+            start = tuple(part[place] for part in states)
+            final, out = lax.scan(step, start, x @ w_in.T + b_in, reverse=bool(way))
+            finals.append(final)
+            outputs.append(out)
+        x = jnp.concatenate(outputs, -1)
+    x = x.swapaxes(0, 1) if batch_first else x
+    return x, *(jnp.stack(parts) for parts in zip(*finals, strict=True))
