@@ -42,8 +42,8 @@ dist: $(VENV)/ready  ## Build wheel and sdist, and try the wheel in an environme
 	$(TRY) tools/try_installed.py report
 TRY = .venv-dist/bin/python
 
-torch: $(VENV)/ready  ## An oracle of the tests that is too large for the lock; without it they skip
-	$(call quietly,$(INSTALL) torch==2.13.0)
+torch: $(VENV)/ready  ## PyTorch, which is too large for the lock; without it its tests skip
+	$(call quietly,$(INSTALL) torch==2.13.0 torchax==0.0.13)
 
 # MkDocs announces its successor at every build.
 docs docs-serve: export NO_MKDOCS_2_WARNING = 1

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,8 @@ def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path, request):
     steps = BEFORE.get(page.name, []) + steps_of(page) + ALSO.get(page.name, [])
     if page.name == "pytorch.md":
         pytest.importorskip("torch")
+    if page.name == "pytorch_models.md" and not find_spec("torchax"):
+        pytest.skip("torchax is not installed: make torch")
     if page.name in ("flower.md", "pytorch.md"):
         pytest.importorskip("flwr", reason="the extra fedda[flower] is not installed")
     for number, (kind, *parts) in enumerate(steps):

@@ -57,6 +57,7 @@ def test_a_queue_of_results_as_contributors_fill_it(tmp_path: Path):
 OPTIONAL = {
     "fedda.flower": "flwr",
     "fedda.models.equinox": "equinox",
+    "fedda.models.torch": "torchax",
     "fedda.torch": "torch",
     "fedda.transforms.privacy": "dp_accounting",
 }

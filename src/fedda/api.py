@@ -215,7 +215,11 @@ def run(
 
     with hosts.agreed(opened) as kept, _bar(algorithm, progress) as bar:
         tell = run_bar(bar)
-        measures = [] if setup.test is None else [metric.__name__ for metric in metrics] or ["loss"]
+        measures = (
+            []
+            if setup.test is None
+            else [metric.__name__ for metric in setup.task.metrics] or ["loss"]
+        )
 
         def report(row: Row) -> object:
             tell(Progress(row, last_round(), measures[0] if measures else None))
@@ -410,9 +414,9 @@ def run_grid(
             tell(GridProgress(members.start, *counts))
 
         try:
-            for batch in train_grid(setup, hypers, every_seed, together, report):
+            for trained in train_grid(setup, hypers, every_seed, together, report):
                 for member, state, history in zip(
-                    batch.members, batch.states(), batch.histories, strict=True
+                    trained.members, trained.states(), trained.histories, strict=True
                 ):
                     values, seed = points[member]
                     chosen = {name: getattr(values, name) for name in grid}
@@ -517,9 +521,8 @@ def prepare(
         What stays the same during the run, and the hyper-parameters; see `traced`.
     """
     training = {name: settings.pop(name) for name in Training._fields if name in settings}
-    model, loss = as_model(model), as_measure(loss)
     training["metrics"] = as_measures(training.get("metrics", ()))
-    given = Training(algorithm, model, clients, loss, **training)
+    given = Training(algorithm, as_model(model), clients, as_measure(loss), **training)
     return _prepare(given, settings, ())
 
 

@@ -83,7 +83,7 @@ def computing(key: Array) -> Iterator[Any]:
     """Run operations of PyTorch in JAX, with random numbers from a key. Yields the environment."""
     env, fast_attention = environment(), torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # it uses operations that torchax lacks
-    function = torch.autograd.Function
+    function: Any = torch.autograd.Function
     usual, function.apply = vars(function)["apply"], classmethod(_refuse_function)
     try:
         with (
@@ -118,7 +118,7 @@ def _with_named_tensors() -> Iterator[None]:
     torchax has tables with the operations on named tensors as keys. Here, a missing operation is
     replaced by its name, and its row in the table is never used.
     """
-    packet = torch._ops.OpOverloadPacket
+    packet: Any = torch._ops.OpOverloadPacket
     original = packet.__getattr__
 
     def lookup(self: Any, name: str) -> Any:
@@ -295,23 +295,8 @@ def refused_batch_norm(what: str) -> InputError:
     )
 
 
-def _batch_norm(
-    x: Array,
-    mean: Array | None,
-    variance: Array | None,
-    weight: Array | None = None,
-    bias: Array | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Array:
-    if training or mean is None or variance is None:
-        raise refused_batch_norm("batch_norm")
-    shape = (-1, *(1,) * (x.ndim - 2))
-    mean, variance = mean.reshape(shape), variance.reshape(shape)
-    out = (x - mean) * lax.rsqrt(variance + eps)
-    out = out if weight is None else out * weight.reshape(shape)
-    return out if bias is None else out + bias.reshape(shape)
+def _batch_norm(*_: Any, **__: Any) -> None:
+    raise refused_batch_norm("batch_norm")
 
 
 def _dropout(

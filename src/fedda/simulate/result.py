@@ -84,14 +84,6 @@ class Result:
 
         Raises:
             InputError: The module has other parameters.
-
-        Example:
-            >>> import fedda, torch
-            >>> module = torch.nn.Linear(2, 1)
-            >>> clients = [(torch.ones(n, 2), torch.full((n, 1), 3.0)) for n in (1, 5, 20)]
-            >>> result = fedda.run("fedavg", module, clients, torch.nn.MSELoss(), cohort=2)
-            >>> print(f"{result.to(module)(torch.ones(2)).item():.3f}")
-            3.000
         """
         import_extra("torch", "torch", "load parameters into a PyTorch module")
         from fedda.models.torch import load
