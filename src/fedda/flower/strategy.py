@@ -128,7 +128,7 @@ class FedDA(FedAvg):
             if config.get(name, value) != value:
                 raise InputError(
                     f"{name} of train_config must be {value:g}, as in the strategy, got "
-                    f"{config[name]}. Leave it out: the strategy sends it."
+                    f"{config[name]!r}. Leave it out: the strategy sends it."
                 )
             config[name] = value
         self.arrays = arrays
