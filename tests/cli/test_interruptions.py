@@ -47,7 +47,7 @@ def test_an_interrupt_while_programs_are_compiled(tmp_path, kind):
 @pytest.mark.parametrize("kind", [LIBRARY, COMMAND])
 def test_no_interrupt_is_lost_and_no_round_either(tmp_path, kind):
     """Fifty times, at random moments of compiling and training."""
-    stages, codes, longest = interruptions.interrupt_often(kind, tmp_path, 50, 25, seed=0)
+    stages, codes, longest = interruptions.interrupt_often(kind, tmp_path, 50, 15, seed=0)
     print(f"\n{kind}: {dict(stages)}, exit codes {dict(codes)}, longest {longest}")
     assert codes == {1 if kind == LIBRARY else 130: 50}
     assert min(stages["compiling"], stages["training"]) >= 5
