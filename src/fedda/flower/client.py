@@ -132,7 +132,7 @@ def introduce(context: Context, examples: int, supported: Sequence[str]) -> Reco
     """
     if examples < 1:
         raise InputError(f"a client must have at least one example, got {examples}.")
-    introduction = {"partition": partition(context), "algorithms": [*supported]}
+    introduction: dict[str, Any] = {"partition": partition(context), "algorithms": [*supported]}
     return RecordDict({"fedda": ConfigRecord(introduction)})
 
 
