@@ -46,7 +46,7 @@ def test_a_copy_is_left_out_with_a_note(tmp_path):
 
 
 def test_errors_name_what_was_got_and_how_to_fix_it(tmp_path):
-    with pytest.raises(ValueError, match=r"holds no metrics\.jsonl .* expected a run directory"):
+    with pytest.raises(ValueError, match=r"contains no metrics\.jsonl; expected a run directory"):
         read_runs([tmp_path])
     with pytest.raises(ValueError, match="nowhere"):
         read_runs([tmp_path / "nowhere"])
