@@ -129,7 +129,7 @@ def test_fedavg_of_pytorch():
 def momentum_of_zero(params):
     """SGD whose momentum is a mean that starts at 0. PyTorch's starts with the first gradient."""
     params = list(params)
-    optimizer = torch.optim.SGD(params, lr=0.05, momentum=0.9, dampening=0.1)
+    optimizer = torch.optim.SGD(params, lr=0.05, momentum=0.9, dampening=0.9)
     for w in params:
         optimizer.state[w]["momentum_buffer"] = torch.zeros_like(w)
     return optimizer

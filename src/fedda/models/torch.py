@@ -115,7 +115,7 @@ def _constant(tensor: Tensor, name: str) -> np.ndarray:
             f"the module must be on the CPU, got {name} on {tensor.device.type}. Move it by "
             "module.cpu(): JAX chooses the device of a run itself."
         )
-    if tensor.dtype == torch.float64 and jax.dtypes.canonicalize_dtype(float) != float:
+    if tensor.dtype == torch.float64 and jnp.result_type(float) == jnp.float32:
         raise InputError(
             f"JAX computes in 32 bits by default, got {name} of torch.float64. Convert the module "
             'by module.float(), or first call jax.config.update("jax_enable_x64", True).'
