@@ -132,8 +132,8 @@ def introduce(context: Context, examples: int, supported: Sequence[str]) -> Reco
     """
     if examples < 1:
         raise InputError(f"a client must have at least one example, got {examples}.")
-    introduction: dict[str, Any] = {"partition": partition(context), "algorithms": [*supported]}
-    return RecordDict({"fedda": ConfigRecord(introduction)})
+    known = ConfigRecord({"partition": partition(context), "algorithms": [*supported]})
+    return RecordDict({"fedda": known})
 
 
 def build_reply(
