@@ -5,6 +5,7 @@ That they run, and what they write, is tested with the other pages.
 
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import fedda
 from helpers.pages import ROOT
 
 PAGE = (ROOT / "docs" / "recipes.md").read_text()
+TORCH_PAGE = (ROOT / "docs" / "pytorch_models.md").read_text()
 # The lines of code that each may have.
 MOST = {
     "Train on your own arrays": 10,
@@ -52,6 +54,13 @@ def test_recipes_are_short():
     assert PAGE.count("\n## ") == len(MOST)
     for title, most in MOST.items():
         assert 0 < lines_of_code(program(title)) <= most, title
+
+
+def test_training_a_pytorch_module_and_saving_it_is_short():
+    _, first, _, second, *_ = re.split("```(?:python)?\n", TORCH_PAGE)
+    assert "fedda.run" in first
+    assert "torch.save" in second
+    assert lines_of_code(first + second) <= 20
 
 
 KILLED = """
