@@ -64,16 +64,13 @@ def models():
     return ours, ours._replace(apply=outputs, train=outputs)
 
 
-FAST = ("fedavg", "stem")
+def of_each(names, *fast):
+    """A test with each of these names, of which only a few are fast tests."""
+    slow = [pytest.param(name, marks=pytest.mark.slow) for name in names if name not in fast]
+    return pytest.mark.parametrize("name", [*fast, *slow])
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[] if name in FAST else [pytest.mark.slow])
-        for name in algorithms.names()
-    ],
-)
+@of_each(algorithms.names(), "fedavg", "stem")
 def test_every_algorithm_trains_a_module_like_the_same_network_in_jax(name):
     """With dropout: the same noise for all gradients on a batch."""
     got, expected = (
@@ -148,13 +145,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[] if name == "fedda-adam" else [pytest.mark.slow])
-        for name in OPTIMIZERS
-    ],
-)
+@of_each(OPTIMIZERS, "fedda-adam")
 def test_fedda_with_one_full_step_is_an_optimiser_of_pytorch(name):
     """The step of the server is server_lr client_lr."""
     module, (optimizer, hyper) = small_cnn(), OPTIMIZERS[name]
@@ -174,7 +165,8 @@ def test_fedda_with_one_full_step_is_an_optimiser_of_pytorch(name):
         np.testing.assert_allclose(result.params[weight], to_array(w), rtol=0, atol=1e-10)
 
 
-def test_clients_on_flower_train_a_module():
+@of_each(algorithms.names(), "fedda-adam")
+def test_clients_on_flower_train_a_module(name):
     pytest.importorskip("flwr")
     from fedda.flower import Settings, client_app, serve
     from helpers.flower_grid import LocalGrid
@@ -182,7 +174,7 @@ def test_clients_on_flower_train_a_module():
     model, _ = models()
     task = Task(model, losses.cross_entropy, Plan(BATCH, STEPS, "steps"))
     grid = LocalGrid([client_app(task, lambda _, k=k: CLIENTS[k]) for k in range(len(SIZES))])
-    served = serve(grid, Settings("fedda-adam", task, CLIENTS[0], 5, 3, seed=SEED, nodes=4))
-    here = fedda.run("fedda-adam", model, CLIENTS, losses.cross_entropy, **SETTINGS)
+    served = serve(grid, Settings(name, task, CLIENTS[0], 5, 3, seed=SEED, nodes=4))
+    here = fedda.run(name, model, CLIENTS, losses.cross_entropy, **SETTINGS)
     for weight, expected in here.params.items():
         np.testing.assert_allclose(served.state.params[weight], expected, rtol=0, atol=1e-10)
