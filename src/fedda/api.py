@@ -80,7 +80,7 @@ class GridPoint(NamedTuple):
 @compile_cache()
 def run(
     algorithm: str | Algorithm,
-    model: Any,
+    model: Model | object,
     clients: Clients,
     loss: ExampleWise | str,
     *,
@@ -306,7 +306,7 @@ def _digests(setup: Setup, start: Result | None) -> dict[str, Any]:
 @compile_cache()
 def run_grid(
     algorithm: str | Algorithm,
-    model: Any,
+    model: Model | object,
     clients: Clients,
     loss: ExampleWise | str,
     *,
@@ -503,7 +503,7 @@ def train_grid(
 
 def prepare(
     algorithm: str | Algorithm,
-    model: Any,
+    model: Model | object,
     clients: Clients,
     loss: ExampleWise | str,
     **settings: Any,

@@ -222,7 +222,7 @@ def _cast(tree: Any, dtype: Any) -> Any:
     return jax.tree.map(cast, tree)
 
 
-def as_model(model: Any) -> Model:
+def as_model(model: object) -> Model:
     """Return the model of a module of PyTorch, Flax NNX or Equinox. A `Model` is returned as it is.
 
     Raises:
