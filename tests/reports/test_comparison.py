@@ -50,7 +50,7 @@ def test_what_intervals_and_bands_are_is_told_where_there_are_several_seeds(tmp_
     assert told("c") == ["seed 0"]
 
 
-def test_the_verdict_names_the_best_its_interval_and_what_is_level(tmp_path):
+def test_the_verdict_names_the_best_its_interval_and_its_ties(tmp_path):
     best = write_seeds(tmp_path, "best", (0.91, 0.92, 0.93))
     near = write_seeds(tmp_path, "near", (0.85, 0.90, 0.95))
     also = write_seeds(tmp_path, "also", (0.84, 0.90, 0.95))
@@ -61,10 +61,10 @@ def test_the_verdict_names_the_best_its_interval_and_what_is_level(tmp_path):
 
     # 4.303 * 0.01 / sqrt(3) = 0.0248
     start = "best ends highest: accuracy 0.92 ± 0.02 (95 % interval, 3 seeds)."
-    assert verdict(worse, near, best) == f"{start} near is level with it."
-    assert verdict(worse, near, best, also) == f"{start} near, also are level with it."
-    assert verdict(near, best) == f"{start} All others are level with it."
-    assert verdict(worse, best) == f"{start} No other is level with it."
+    assert verdict(worse, near, best) == f"{start} near is tied with it."
+    assert verdict(worse, near, best, also) == f"{start} near and also are tied with it."
+    assert verdict(near, best) == f"{start} All others are tied with it."
+    assert verdict(worse, best) == f"{start} No other is tied with it."
     assert verdict(best) == "best ends at accuracy 0.92 ± 0.02 (95 % interval, 3 seeds)."
     page = outside_scripts((tmp_path / "out" / "report.html").read_text())
     assert page.index("best ends at accuracy") < page.index("<table")
@@ -129,13 +129,13 @@ def test_page_is_self_contained_and_complete(tmp_path):
 
 def test_configuration_says_what_runs_share_and_what_differs(tmp_path):
     write_run(tmp_path / "a", "a", client_lr=0.1, batch=20)
-    write_run(tmp_path / "b", "b", client_lr=0.3, batch=20, mu=0.01)
+    write_run(tmp_path / "b", "b", client_lr=10**-0.5, batch=20, mu=0.01)  # 0.31622776601683794
     content = comparison.content(read_runs([tmp_path]))
     assert content["shared"] == {"task": "digits", "rounds": "20", "batch": "20"}
     assert content["differing"] == [
         ["algorithm", "settings"],
         ["a", "client_lr 0.1"],
-        ["b", "client_lr 0.3, mu 0.01"],
+        ["b", "client_lr 0.316228, mu 0.01"],
     ]
     assert content["notes"] == []
     write_run(tmp_path / "c", "c", client_lr=0.3, batch=10)

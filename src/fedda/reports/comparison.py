@@ -1,5 +1,6 @@
 """The report of a comparison: a table, figures and a web page about runs of one task."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -173,10 +174,15 @@ def _differing(runs: Sequence[Run], groups: dict[str, list[Run]]) -> list[list[s
         values: dict[str, dict[str, None]] = {}
         for key, value in (item for run in members for item in run.settings.items()):
             if key not in known:
-                values.setdefault(key, {})[value] = None
+                values.setdefault(key, {})[_rounded(value)] = None
         pairs = (f"{key} {' or '.join(each)}" for key, each in values.items())
         lines.append([label, ", ".join(pairs)])
     return [["algorithm", "settings"], *lines] if any(line[1] for line in lines) else []
+
+
+def _rounded(value: str) -> str:
+    """Return a setting with at most six digits, as a sweep's rates have sixteen."""
+    return f"{float(value):g}" if re.fullmatch(r"\d+\.\d{7,}", value) else value
 
 
 def _notes(runs: Sequence[Run], groups: dict[str, list[Run]]) -> list[str]:
