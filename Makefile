@@ -10,7 +10,7 @@ quietly = $(1) >$(VENV)/pip.log 2>&1 || { cat $(VENV)/pip.log >&2; exit 1; }
 
 .PHONY: demo docs docs-serve test test-slow test-floor test-peers dist torch lint format lock clean
 
-demo: $(VENV)/ready  ## Five algorithms on 100 clients with handwritten digits, a table and a report
+demo: $(VENV)/ready  ## Seven algorithms on 100 clients with handwritten digits, a table and a report
 	$(BIN)/fedda compare $(DEMO)
 
 # Tests that share compiled programs are in one file, and so on one worker.

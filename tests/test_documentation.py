@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import fedda
 from fedda import algorithms
 from fedda.algorithms import registry
 from fedda.tasks import config
@@ -121,13 +122,20 @@ assert json.loads(pathlib.Path("runs/mine/summary.json").read_text())["rounds"] 
 row = {"ward": "oncology", "sex": "F", "age": 71, "income": 2e4, "creatinine": 1.4}
 row["pressure"] = None
 assert (result.predict(row) == result.predict([[71, None, 1.4, 2e4, "F", "oncology"]])).all()
+"""
+OWN_ALGORITHM = """
+import pathlib
 assert pathlib.Path("look-ahead/report.html").exists()
 lines = pathlib.Path("look-ahead/table.md").read_text().splitlines()
 rows = [line.split("|") for line in lines if line.startswith(("| FedAvg", "| look-ahead"))]
 assert [row[3].strip() for row in rows] == ["5", "5"]  # seeds
 """
-BEFORE = {"recipes.md": [["python", VISITS]]}
-ALSO = {"pytorch.md": [["python", FEDERATION]], "recipes.md": [["python", RECIPES]]}
+BEFORE = {page: [["python", VISITS]] for page in ("README.md", "recipes.md")}
+ALSO = {
+    "own_algorithm.md": [["python", OWN_ALGORITHM]],
+    "pytorch.md": [["python", FEDERATION]],
+    "recipes.md": [["python", RECIPES]],
+}
 
 RUNNING = [page for page in PAGES if steps_of(page)]
 
@@ -182,7 +190,10 @@ def test_few_blocks_are_not_run_and_each_says_why():
         assert f'"{page.name}"' in tests, f"no other test reads {page.name}"
 
 
-@pytest.mark.parametrize("bad", ["```\nx\n```\n", "```ruby\nputs 1\n```\n", "```sh\nls\n```\n"])
+@pytest.mark.parametrize(
+    "bad",
+    ["```\nx\n```\n", "```ruby\nputs 1\n```\n", "```sh\nls\n```\n", "Words.\n\n    indented()\n"],
+)
 def test_a_block_that_nothing_runs_is_refused(tmp_path: Path, bad: str):
     page = tmp_path / "page.md"
     page.write_text(bad)
@@ -191,6 +202,12 @@ def test_a_block_that_nothing_runs_is_refused(tmp_path: Path, bad: str):
 
 
 # ------------------------------------------------------------------- what the pages say is so
+
+
+def test_the_reference_has_every_public_name():
+    page = (DOCS / "api.md").read_text()
+    named = set(re.findall(r"^::: fedda\.(\w+)", page, re.MULTILINE))
+    assert {*fedda.__all__} <= named
 
 
 def test_the_page_about_data_lists_every_task():

@@ -17,17 +17,17 @@ import numpy as np
 import pytest
 
 import fedda
-from helpers.pages import ROOT
+from helpers.pages import ROOT, blocks
 
-PAGE = (ROOT / "docs" / "recipes.md").read_text()
-TORCH_PAGE = (ROOT / "docs" / "pytorch_models.md").read_text()
+DOCS = ROOT / "docs"
+PAGE = (DOCS / "recipes.md").read_text()
+TORCH_PAGE = (DOCS / "pytorch_models.md").read_text()
 # The lines of code that each may have.
 MOST = {
     "Train on your own arrays": 10,
     "Resume a run that was killed": 2,
     "Fifty hospitals in a CSV file": 15,
     "Load a trained model and predict": 3,
-    "Compare your own algorithm over five seeds": 60,
 }
 
 
@@ -54,6 +54,14 @@ def test_recipes_are_short():
     assert PAGE.count("\n## ") == len(MOST)
     for title, most in MOST.items():
         assert 0 < lines_of_code(program(title)) <= most, title
+
+
+def test_an_algorithm_of_ones_own_and_its_comparison_are_short():
+    first, second = (block.text for block in blocks(DOCS / "own_algorithm.md", "python"))
+    assert "fedda.Algorithm(" in first
+    assert "seeds=range(5)" in second
+    assert "fedda.report(" in second
+    assert lines_of_code(first + second) <= 60
 
 
 def test_training_a_pytorch_module_and_saving_it_is_short():

@@ -1,4 +1,4 @@
-"""MkDocs hook: pages that lie elsewhere in the repository, and links to its other files.
+"""MkDocs hook: pages that lie elsewhere in the repository, links to its files, notes to its tests.
 
 The pages of `docs/` link to files as they lie in the repository, so that the links work there too.
 A link to a file that is a page of the site becomes a link to that page; any other becomes the path
@@ -21,6 +21,10 @@ PAGES = {
     "reproduction/results/README.md": "results.md",
     "reproduction/results/theory/README.md": "theory.md",
 }
+# What captions of blocks say to the tests, not to readers.
+UNTESTED = re.compile(
+    r'^(```\w+) title="(?:Not run by the|Run by other) tests: [^"]*"$', re.MULTILINE
+)
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
 
@@ -61,10 +65,10 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Rewrite the links of a page of `docs/` that leave this folder."""
-    if page.file.generated_by is not None:
-        return markdown
-    return rewritten(markdown, f"docs/{page.file.src_uri}", page.file.src_uri)
+    """Rewrite links that leave `docs/`, and drop notes to the tests."""
+    if page.file.generated_by is None:
+        markdown = rewritten(markdown, f"docs/{page.file.src_uri}", page.file.src_uri)
+    return UNTESTED.sub(r"\1", markdown)
 
 
 def example(path: Path) -> tuple[str, str]:

@@ -29,4 +29,6 @@ def blocks(page: Path, language: str = "") -> list[Block]:
     found = [Block(*groups) for groups in FENCE.findall(text)]
     fences = [line for line in text.splitlines() if line.lstrip().startswith("```")]
     assert len(fences) == 2 * len(found), f"{page.name} has a fence of another form"
+    rest = FENCE.sub("", text)
+    assert not re.search(r"^[^-\d\s].*\n\n {4}", rest, re.MULTILINE), f"{page.name} indents code"
     return [block for block in found if language in ("", block.language)]
