@@ -244,7 +244,9 @@ def run(
         last = result.history[-1]
         if path is not None:
             found = {"final": json_numbers(last), "warnings": list(result.warnings)}
-            clients_too = {"per_client": result.per_client} if per_client else {}
+            clients_too = (
+                {} if result.per_client is None else {"per_client": result.per_client.to_json()}
+            )
             kept.finish(lambda: identity | found | clients_too)
     if kept.resumed_at is not None:
         log.info("%s: continued from round %d", path, kept.resumed_at)

@@ -226,7 +226,7 @@ def test_a_configuration_may_ask_for_an_evaluation_of_each_client(tmp_path: Path
     small = config.resolve({"per_client": True, "clients": 12, "rounds": 2, "model": "linear"})
     outcome = experiment.run(small, tmp_path / "run")
     found = json.loads((tmp_path / "run" / "summary.json").read_text())["per_client"]
-    assert found == outcome.result.per_client
+    assert found == outcome.result.per_client.to_json()
     assert (found["on"], found["clients"]) == ("train", list(range(12)))
     assert {name: len(values) for name, values in found["metrics"].items()} == {
         "loss": 12, "accuracy": 12

@@ -46,6 +46,7 @@ def write_run(directory, algorithm, seed, number):
         "per_client": {
             "on": "test",
             "metrics": {"accuracy": accuracies},
+            "lower_is_better": [],
             "clients": list(range(20)),
             "examples": [10] * 20,
         },

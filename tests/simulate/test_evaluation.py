@@ -13,7 +13,7 @@ import pytest
 import fedda
 from fedda.data import streaming
 from fedda.errors import InputError
-from fedda.simulate.evaluation import ClientMetrics
+from fedda.simulate.client_metrics import ClientMetrics
 from helpers import stored
 
 RNG = np.random.default_rng(1)
@@ -111,9 +111,10 @@ def test_what_a_person_sees_is_a_short_table(tmp_path: Path):
         examples=np.array([10, 1000]),
         metrics={"accuracy": np.array([0.5, 0.75]), "loss": np.array([1.0, 3.0])},
         higher_is_better={"loss": False},
+        on="test",
     )
     assert repr(found).splitlines() == [
-        "2 clients, 1,010 examples",
+        "2 clients, 1,010 examples to test on",
         "           mean  spread  worst tenth",
         "accuracy  0.625   0.125          0.5",
         "    loss      2       1            3",
@@ -151,13 +152,16 @@ def test_a_run_evaluates_each_client_on_its_own_test_examples(tmp_path: Path):
         **SETTINGS,
     )
     assert result.per_client is not None
-    assert result.per_client["on"] == "test"
-    assert result.per_client["examples"] == SIZES
+    assert result.per_client.on == "test"
+    assert result.per_client.examples.tolist() == SIZES
     found = fedda.evaluate(MODEL, result.params, CLIENTS, [ACCURACY], per_client=True)
-    values = [None if np.isnan(each) else each for each in found.metrics["accuracy"]]
-    assert result.per_client["metrics"]["accuracy"] == values
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["per_client"] == result.per_client
+    np.testing.assert_array_equal(result.per_client.metrics["accuracy"], found.metrics["accuracy"])
+    assert result.per_client.worst_decile["loss"] > result.per_client.mean["loss"]
+    summary = json.loads((tmp_path / "summary.json").read_text())["per_client"]
+    assert summary["metrics"]["accuracy"] == [
+        None if np.isnan(each) else each for each in found.metrics["accuracy"]
+    ]
+    assert ClientMetrics.from_json(summary).to_json() == summary == result.per_client.to_json()
     whole = fedda.evaluate(MODEL, result.params, CLIENTS, [ACCURACY])
     assert result.history[-1]["accuracy"] == pytest.approx(whole["accuracy"])
 
@@ -166,19 +170,18 @@ def test_without_test_examples_of_clients_it_takes_those_they_are_trained_with()
     named = {f"client-{number}": pair for number, pair in enumerate(CLIENTS)}
     result = fedda.run("fedavg", MODEL, named, CROSS_ENTROPY, test=CLIENTS[1], **SETTINGS)
     assert result.per_client is not None
-    assert (result.per_client["on"], result.per_client["clients"]) == ("train", list(named))
+    assert (result.per_client.on, result.per_client.clients) == ("train", list(named))
     found = fedda.evaluate(MODEL, result.params, CLIENTS, [CROSS_ENTROPY], per_client=True)
-    given = result.per_client["metrics"]["loss"]
-    losses = [math.nan if value is None else value for value in given]
-    np.testing.assert_allclose(losses, found.metrics["cross_entropy"])
+    given = result.per_client.metrics["loss"]
+    np.testing.assert_allclose(given, found.metrics["cross_entropy"])
 
 
 def test_a_federation_brings_its_test_examples_and_its_names():
     made = fedda.federation({f"h{number}": pair for number, pair in enumerate(CLIENTS)}, test=0.3)
     result = fedda.run("fedavg", MODEL, made, CROSS_ENTROPY, metrics=[ACCURACY], **SETTINGS)
     assert result.per_client is not None
-    assert (result.per_client["on"], result.per_client["clients"]) == ("test", made.names)
-    assert result.per_client["examples"] == [len(y) for _, y in made.test]
+    assert (result.per_client.on, result.per_client.clients) == ("test", made.names)
+    assert result.per_client.examples.tolist() == [len(y) for _, y in made.test]
     [whole] = fedda.evaluate(MODEL, result.params, made, [ACCURACY]).values()
     assert result.history[-1]["accuracy"] == pytest.approx(whole)
 
@@ -193,16 +196,14 @@ def test_a_test_set_for_other_clients_is_refused():
 def test_clients_on_disk_are_evaluated_as_those_in_memory(ragged: bool, tmp_path: Path):
     split = stored.written(tmp_path, ragged)
 
-    def evaluated(clients: Any) -> dict[str, Any]:
+    def evaluated(clients: Any) -> ClientMetrics:
         def squares(outputs: Any, y: Any) -> Any:
             return (outputs - y) ** 2
 
         result = fedda.run("fedavg", stored.MODEL, clients, squares, **SETTINGS | {"cohort": 4})
         assert result.per_client is not None
-        return dict(result.per_client)
+        return result.per_client
 
     here, there = evaluated(streaming.resident(split)), evaluated(streaming.Feed(split))
-    assert here["examples"] == there["examples"] == split.count.tolist()
-    np.testing.assert_allclose(
-        *(np.array(each["metrics"]["loss"], float) for each in (here, there)), rtol=1e-5
-    )
+    assert here.examples.tolist() == there.examples.tolist() == split.count.tolist()
+    np.testing.assert_allclose(here.metrics["loss"], there.metrics["loss"], rtol=1e-5)

@@ -15,6 +15,7 @@ from fedda.data.preparation import Preparation
 from fedda.errors import InputError
 from fedda.models import Model
 from fedda.simulate import saved
+from fedda.simulate.client_metrics import ClientMetrics
 from fedda.simulate.evaluation import metric_settings
 from fedda.simulate.result import Result
 from fedda.storage.checkpoint import restored
@@ -112,7 +113,7 @@ def _result(
         source: Where the arrays are from, for errors.
         arrays: The arrays by name.
         model: The model, if it is known. Then the parameters have its structure.
-        **about: The other fields of `Result`; the `preparation` as JSON.
+        **about: The other fields of `Result`; `preparation` and `per_client` as JSON.
     """
     for name, array in arrays.items():
         if (here := jax.dtypes.canonicalize_dtype(array.dtype)) != array.dtype:
@@ -126,12 +127,13 @@ def _result(
         what, advice = f"the model in {source}", "Give the model that was trained."
         params = restored(saved.parameters(arrays), model.shapes(), what, advice)
         state = Node({**state.parts, "params": jax.tree.map(jnp.asarray, params)})
-    text = about.pop("preparation")
+    text, clients = about.pop("preparation"), about.pop("per_client")
     return Result(
         state=state,
         memory=found.parts.get("memory", ()),
         model=model,
         preparation=None if text is None else Preparation.from_json(text),
+        per_client=None if clients is None else ClientMetrics.from_json(clients),
         **about,
     )
 

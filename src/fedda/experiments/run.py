@@ -178,7 +178,7 @@ def _summary(config: Config, prepared: Prepared, result: Result) -> dict[str, An
         "warnings": list(result.warnings),
     }
     if result.per_client is not None:
-        summary["per_client"] = result.per_client
+        summary["per_client"] = result.per_client.to_json()
     if problem.final is not None:
         params = devices.here(result.params)
         whole = simulate.evaluate_blocks(setup.task, params, problem.final())

@@ -102,7 +102,7 @@ def _run(result: Result, label: str, metric: str, higher_is_better: bool) -> Run
     summary = {
         "metric": metric,
         "higher_is_better": higher_is_better,
-        "per_client": result.per_client,
+        "per_client": None if result.per_client is None else result.per_client.to_json(),
         "warnings": result.warnings,
     }
     config = {"algorithm": "unknown", "seed": 0, **result.settings}

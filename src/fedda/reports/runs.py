@@ -10,26 +10,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedda.errors import InputError
+from fedda.simulate import client_metrics
 from fedda.storage.files import EVALUATION, read_json, read_rows
-from fedda.storage.schema import NUMBER_OR_NULL, mismatch
+from fedda.storage.schema import mismatch
 
 Evaluation = dict[str, Any]
 
 # The values that are read from a run's files, which contain more.
 CONFIG = {"algorithm": str, "task?": str, "seed": int}
-PER_CLIENT = {
-    "on": str,
-    "metrics": {...: [NUMBER_OR_NULL]},
-    "clients": [(str, int)],
-    "examples": [int],
-}
 SUMMARY = {
     "metric?": str,
     "higher_is_better?": bool,
     "seconds?": {"total": float, "compile": float, ...: float},
     "versions?": {...: str},
     "warnings?": [str],
-    "per_client?": (PER_CLIENT, None),
+    "per_client?": (client_metrics.SCHEMA, None),
 }
 
 

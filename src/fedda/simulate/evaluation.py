@@ -4,11 +4,7 @@ All examples are evaluated in blocks of one size, by one compiled program, whate
 clients. The sums over the examples of a client are taken on the host, in float64.
 """
 
-import html
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from os import PathLike
 from typing import Any
 
 import jax
@@ -21,9 +17,10 @@ from fedda.core.tree import PyTree
 from fedda.data.federation import Shards, checked_pair, from_clients, take_rows
 from fedda.data.streaming import Feed
 from fedda.data.tabular import Federation
-from fedda.errors import InputError, import_extra
+from fedda.errors import InputError
 from fedda.models import Model
 from fedda.simulate import devices
+from fedda.simulate.client_metrics import ClientMetrics
 from fedda.simulate.settings import Examples, Test, is_one_pair_a_client
 from fedda.simulate.train import Setup, programs
 
@@ -31,101 +28,6 @@ BLOCK = 512  # examples of one call
 GROUP = 256  # clients that are brought to the device at once, if their examples are on disk
 
 Measures = Mapping[str, ExampleWise]
-
-
-@dataclass(frozen=True, repr=False, eq=False)
-class ClientMetrics:
-    """The metrics of each client, and how they spread.
-
-    A client without examples has no metrics (NaN), and does not count in what is below.
-
-    Attributes:
-        clients: The names of the clients, or their numbers.
-        examples: How many examples each client has.
-        metrics: One value for each client, by the name of the metric.
-        higher_is_better: Whether higher values are better, by the name of the metric.
-    """
-
-    clients: Sequence[str | int]
-    examples: np.ndarray
-    metrics: Mapping[str, np.ndarray]
-    higher_is_better: Mapping[str, bool] = field(default_factory=dict)
-
-    @property
-    def mean(self) -> dict[str, float]:
-        """The mean over clients, each of which counts once."""
-        return {name: float(np.mean(values)) for name, values in self._present()}
-
-    @property
-    def spread(self) -> dict[str, float]:
-        """The standard deviation over clients."""
-        return {name: float(np.std(values)) for name, values in self._present()}
-
-    @property
-    def worst_decile(self) -> dict[str, float]:
-        """The mean over the worst tenth of the clients, rounded up to whole clients."""
-        return {
-            name: float(np.mean(values[: math.ceil(len(values) / 10)]))
-            for name, values in self._present()
-        }
-
-    def _present(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield each metric with its values, the worst first."""
-        for name, values in self.metrics.items():
-            ascending = np.sort(values[~np.isnan(values)])
-            yield name, ascending if self.higher_is_better.get(name, True) else ascending[::-1]
-
-    def table(self) -> list[dict[str, Any]]:
-        """Return one row for each client; `pandas.DataFrame` takes it."""
-        values = {name: array.tolist() for name, array in self.metrics.items()}
-        return [
-            {"client": client, "examples": int(count)}
-            | {name: column[number] for name, column in values.items()}
-            for number, (client, count) in enumerate(zip(self.clients, self.examples, strict=True))
-        ]
-
-    def figure(self, path: str | PathLike[str]) -> None:
-        """Draw the sorted values of all clients, with their mean.
-
-        Args:
-            path: Where to write the figure. Its ending decides the format, such as .png or .pdf.
-
-        Raises:
-            MissingExtraError: Matplotlib is not installed.
-        """
-        module = import_extra("matplotlib.figure", extra="report", action="draw figures")
-        drawn = module.Figure(figsize=(5 * len(self.metrics), 3.5), layout="constrained")
-        panels = drawn.subplots(1, len(self.metrics), squeeze=False)[0]
-        for panel, (name, values) in zip(panels, self._present(), strict=True):
-            panel.plot(
-                np.linspace(0, 100, len(values)), values, marker="." if len(values) < 50 else ""
-            )
-            panel.axhline(self.mean[name], color="0.5", linestyle="--", label="mean over clients")
-            panel.set(xlabel="clients in %, the worst first", ylabel=name.replace("_", " "))
-            panel.legend(frameon=False)
-        drawn.savefig(path, dpi=200)
-
-    def _rows(self) -> list[list[str]]:
-        columns = (self.mean, self.spread, self.worst_decile)
-        header = ["", "mean", "spread", "worst tenth"]
-        return [
-            header,
-            *([name, *(f"{each[name]:.3g}" for each in columns)] for name in self.metrics),
-        ]
-
-    def _title(self) -> str:
-        return f"{len(self.clients):,} clients, {int(self.examples.sum()):,} examples"
-
-    def __repr__(self) -> str:
-        rows = self._rows()
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(map(str.rjust, row, widths)).rstrip() for row in rows]
-        return "\n".join([self._title(), *lines])
-
-    def _repr_html_(self) -> str:
-        cells = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in self._rows())
-        rows = "".join(f"<tr>{row}</tr>" for row in cells)
-        return f"<table><caption>{self._title()}</caption>{rows}</table>"
 
 
 @devices.compile_cache()
@@ -205,8 +107,8 @@ def metric_settings(metrics: Sequence[ExampleWise]) -> dict[str, list[str]]:
     return {"metrics": [metric.__name__ for metric in metrics], "lower_is_better": lower}
 
 
-def evaluated_clients(setup: Setup, params: PyTree) -> dict[str, Any]:
-    """Return the loss and the metrics of each client after a run, as JSON has them.
+def evaluated_clients(setup: Setup, params: PyTree) -> ClientMetrics:
+    """Return the loss and the metrics of each client after a run.
 
     Args:
         setup: The run. Clients are evaluated on their test examples if it has some for each client,
@@ -217,15 +119,14 @@ def evaluated_clients(setup: Setup, params: PyTree) -> dict[str, Any]:
     shards = setup.test_clients if setup.test_clients is not None else setup.shards
     task, count = setup.task, np.asarray(shards.count)
     sums = _client_sums(task.model, task.measures, devices.here(params), shards)
-    return {
-        "on": "test" if tested else "train",
-        "metrics": {
-            name: [value if math.isfinite(value) else None for value in values.tolist()]
-            for name, values in _ratios(sums).items()
-        },
-        "clients": list(setup.names) or list(range(len(count))),
-        "examples": count.tolist(),
-    }
+    better = {name: is_higher_better(measure) for name, measure in task.measures.items()}
+    return ClientMetrics(
+        clients=list(setup.names) or range(len(count)),
+        examples=count,
+        metrics=_ratios(sums),
+        higher_is_better=better | {"loss": False},
+        on="test" if tested else "train",
+    )
 
 
 Sums = dict[str, tuple[np.ndarray, np.ndarray]]

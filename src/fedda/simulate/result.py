@@ -15,6 +15,7 @@ from fedda.data.preparation import Preparation
 from fedda.errors import InputError, import_extra
 from fedda.models import Model
 from fedda.simulate import saved
+from fedda.simulate.client_metrics import ClientMetrics
 from fedda.simulate.train import Row
 
 
@@ -31,7 +32,7 @@ class Result:
             federation with classes, `classes` are their values, in the order of the outputs.
         model: The model, if it is known.
         preparation: How a table becomes inputs of the model, if the clients came from a table.
-        per_client: The evaluation of each client after the last round, if the run was asked for it.
+        per_client: The metrics of each client after the last round, if the run was asked for them.
         warnings: What is probably wrong with the run, in sentences. `fedda.run` also logs them.
     """
 
@@ -41,7 +42,7 @@ class Result:
     settings: Mapping[str, Any] = field(default_factory=dict)
     model: Model | None = None
     preparation: Preparation | None = None
-    per_client: Mapping[str, Any] | None = None
+    per_client: ClientMetrics | None = None
     warnings: Sequence[str] = ()
 
     @property

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedda.core.tree import PyTree
 from fedda.errors import InputError
-from fedda.simulate import devices
+from fedda.simulate import client_metrics, devices
 from fedda.storage import checkpoint, interrupts
 from fedda.storage.provenance import versions
 from fedda.storage.schema import mismatch
@@ -29,7 +29,7 @@ NOTES = {
     "versions": {"fedda": str},
     "settings": {...: Any},
     "history": [{"round": int}],
-    "per_client": Any,
+    "per_client": (client_metrics.SCHEMA, None),
     "warnings": [str],
     "preparation": (str, None),
 }
@@ -74,7 +74,7 @@ def write(result: "Result", path: Path) -> None:
         "versions": versions(),
         "settings": result.settings,
         "history": result.history,
-        "per_client": result.per_client,
+        "per_client": None if result.per_client is None else result.per_client.to_json(),
         "warnings": list(result.warnings),
         "preparation": None if result.preparation is None else result.preparation.to_json(),
     }
