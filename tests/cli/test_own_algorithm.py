@@ -8,13 +8,16 @@ from pathlib import Path
 import pytest
 
 from helpers.commands import QUICK
+from helpers.pages import ROOT, blocks
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "your_own_algorithm.py"
+EXAMPLE = blocks(ROOT / "docs" / "own_algorithm.md", "python")[0].text
 
 
 @pytest.fixture
 def method(tmp_path: Path) -> Path:
-    return Path(shutil.copy(EXAMPLE, tmp_path / "look_ahead.py"))
+    path = tmp_path / "look_ahead.py"
+    path.write_text(EXAMPLE)
+    return path
 
 
 def test_a_file_is_compared_by_its_name_and_settings(fedda, method: Path):
@@ -77,9 +80,13 @@ def test_a_file_is_described(fedda, method: Path):
     [
         ("import fedda\n", "import fedda fedda\n", "line 5: SyntaxError: invalid syntax"),
         ("import fedda\n", "import feda\n", "line 5: ModuleNotFoundError: No module named 'feda'"),
-        ("LookAhead = ", "_ = ", None),
-        ("LookAhead = ", "Other = fedda.algorithms.get('fedavg')\nLookAhead = ", "got Other, Look"),
-        ("LookAhead = fedda.Algorithm", "LookAhead = len", "TypeError"),
+        ("algorithm = ", "_ = ", None),
+        (
+            "algorithm = ",
+            "Other = fedda.algorithms.get('fedavg')\nalgorithm = ",
+            "got Other, algorithm",
+        ),
+        ("algorithm = fedda.Algorithm", "algorithm = len", "TypeError"),
         ("ahead: Decay", "ahead: float", "ahead of Hyper must have a default"),
         ("    new = local.mean(total)", "    new = total.nothing", "AttributeError"),
         (

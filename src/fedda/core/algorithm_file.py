@@ -14,7 +14,7 @@ from fedda.core.algorithm import Algorithm
 from fedda.core.check_algorithm import check_parts
 from fedda.errors import InputError
 
-HOW = "Define one, as in examples/your_own_algorithm.py: name = fedda.Algorithm(...)"
+HOW = "Define one, as in docs/own_algorithm.md: name = fedda.Algorithm(...)"
 _loaded: set[str] = set()
 
 
