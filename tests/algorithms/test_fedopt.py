@@ -45,9 +45,37 @@ def sgdm(W, m, v, D, r, form, alpha, beta1):
     return W + alpha * m, m, v
 
 
+def nesterov(W, m, v, D, r, form, alpha, beta1):
+    """Sutskever's form of Nesterov's momentum: the step looks ahead by one more beta1 m."""
+    if form == "keras":
+        m = beta1 * m + alpha * D
+        return W + beta1 * m + alpha * D, m, v
+    m = beta1 * m + (1 - beta1) * D
+    return W + alpha * (beta1 * m + (1 - beta1) * D), m, v
+
+
+def quasi_hyperbolic(W, m, v, D, r, form, alpha, beta1, nu):
+    """Ma and Yarats (2019), equation 4. Undamped, alpha stands for (1 - beta1) times their rate."""
+    rate = alpha / (1 - beta1) if form == "keras" else alpha
+    m = beta1 * m + (1 - beta1) * D
+    return W + rate * (nu * m + (1 - nu) * D), m, v
+
+
 def adagrad(W, m, v, D, r, form, alpha, tau):
     v = v + D**2
     return W + alpha * D / (np.sqrt(v) + tau), m, v
+
+
+def adagrad_along_momentum(W, m, v, D, r, form, alpha, beta1, tau):
+    m = beta1 * m + (1 - beta1) * D
+    v = v + D**2
+    return W + alpha * m / (np.sqrt(v) + tau), m, v
+
+
+def adagrad_of_momentum(W, m, v, D, r, form, alpha, beta1, tau):
+    m = beta1 * m + (1 - beta1) * D
+    v = v + m**2
+    return W + alpha * m / (np.sqrt(v) + tau), m, v
 
 
 def corrected_rate(form, r, alpha, beta1, beta2):
@@ -132,6 +160,50 @@ def test_the_numpy_reference(name, form):
     has = {"sgdm": {"momentum"}, "adagrad": {"second"}}
     kept = has.get(name.removeprefix("fedopt-"), {"momentum", "second"})
     assert {field for field in ("momentum", "second") if getattr(state, field) != ()} == kept
+
+
+OPTIONS = {
+    "nesterov": ("fedopt-sgdm", {"direction": "nesterov"}, nesterov, {}),
+    "quasi-hyperbolic": (
+        "fedopt-sgdm", {"direction": "quasi-hyperbolic"}, quasi_hyperbolic, {"nu": 0.6}),
+    "ahead of nu 1": (
+        "fedopt-sgdm", {"direction": "quasi-hyperbolic"}, quasi_hyperbolic, {"nu": 1.3}),
+    "step along momentum": (
+        "fedopt-adagrad", {"server_momentum": "step"}, adagrad_along_momentum, {"beta1": BETA1}),
+    "squares of momentum": (
+        "fedopt-adagrad", {"server_momentum": "gradient"}, adagrad_of_momentum, {"beta1": BETA1}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("case", OPTIONS)
+def test_the_numpy_reference_of_an_option(case, form):
+    name, options, step, more = OPTIONS[case]
+    state = run(name, form, **options, **more).state
+    expected = reference(step, drawn(**RUN, **WORK[form]), form, **HYPER[name] | more)
+    if form == "keras" and "nu" in more:  # its m has the scale of the step
+        expected["momentum"] = expected["momentum"] * ALPHA / (1 - BETA1)
+    for field in {"params", "momentum", "second"} - ({"second"} if "sgdm" in name else set()):
+        got = matrix(getattr(state, field))
+        np.testing.assert_allclose(got, expected[field], err_msg=field, **TOLERANCE)
+    plain = reference(STEPS[name], drawn(**RUN, **WORK[form]), form, **HYPER[name])["params"]
+    assert np.abs(matrix(state.params) - plain).max() > 1e-3  # ... and the option matters
+
+
+@pytest.mark.parametrize(("direction", "nesterov"), [("momentum", False), ("nesterov", True)])
+def test_fedavgm_is_the_momentum_of_optax(direction, nesterov):
+    """One full-batch step of all clients, on eta times the gradient."""
+    hessians, centres = six_clients()
+    hyper = HYPER["fedopt-sgdm"] | {"local_work": 1, "eval_every": 1, "direction": direction}
+    found = on_quadratics("fedopt-sgdm", (hessians, centres), 30, **hyper)
+    optimiser = optax.sgd(ALPHA, BETA1, nesterov=nesterov)
+    x, state, expected = X0, optimiser.init(jnp.asarray(X0)), [X0]
+    for _ in range(30):
+        gradient = np.mean([H @ (x - b) for H, b in zip(hessians, centres, strict=True)], 0)
+        change, state = optimiser.update(jnp.asarray(ETA * gradient), state)
+        x = x + np.asarray(change)
+        expected.append(x)
+    np.testing.assert_allclose([s.params for s in found], expected, **TOLERANCE)
 
 
 # ---- what it would not be

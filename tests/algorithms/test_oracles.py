@@ -61,13 +61,16 @@ def fedda_client(W_r, m_r, batches, eta, beta1, mu):
 
 
 def fedda_rounds(
-    step, draws, W, *, client_lr, server_lr, beta1, mu=0.0, sends="both", momentum="kept", **options
-):
+    step, draws, W, *, client_lr, server_lr, beta1, mu=0.0, sends="both", momentum="kept",
+    beta1_per="step", **options,
+):  # fmt: skip
     """A.0; `step` is a server step. c is A.8-14's: P, a step, had all gradients been 1.
 
     Whether the server `sends` its momentum, or adds later what that would have done (A.7), is a
-    matter of messages: the numbers are the same.
+    matter of messages: the numbers are the same. With beta1 per round, a client with T steps has
+    beta1^(1/T), and the server beta1^(1/mean T), by which it computes P from S and m (A.7).
     """
+    per_round = beta1_per == "round"
     m, V, r, m_ones, train_losses = 0 * W, 0 * W, 0, 0.0, []
     for visits in draws:
         total, P, S, m_next, losses = sum(N for N, _ in visits), 0 * W, 0 * W, 0 * W, []
@@ -76,15 +79,22 @@ def fedda_rounds(
             train_losses.append(np.nan)
             continue
         for N, batches in visits:
-            P_i, m_i, S_i, losses_i = fedda_client(W, m, batches, client_lr, beta1, mu)
+            beta = beta1 ** (1 / max(1, len(batches))) if per_round else beta1
+            P_i, m_i, S_i, losses_i = fedda_client(W, m, batches, client_lr, beta, mu)
             P, m_next, S = P + N / total * P_i, m_next + N / total * m_i, S + N / total * S_i
             T, losses = T + N / total * len(batches), losses + losses_i
             one = m_ones
             for _ in batches:
-                one = beta1 * one + (1 - beta1) * 1
+                one = beta * one + (1 - beta) * 1
                 P_ones = P_ones + N / total * one
             m_ones_next = m_ones_next + N / total * one
-        W, V = step(W, m, V, P, S, r, P_ones / T, client_lr, server_lr, beta1, **options)
+        beta = beta1 ** (1 / T) if per_round else beta1
+        if per_round:
+            P = S + beta / (1 - beta) * (m - m_next)
+            P_ones = T + beta / (1 - beta) * (m_ones - m_ones_next)
+        if per_round and step is adam:
+            options = options | {"unbiased": beta1}
+        W, V = step(W, m, V, P, S, r, P_ones / T, client_lr, server_lr, beta, **options)
         m, r, m_ones = m_next, r + 1, m_ones_next
         if momentum == "restarted":  # F12
             m, m_ones = 0 * W, 0.0
@@ -107,12 +117,12 @@ def adagrad(W, m, V, P, S, r, c, eta, alpha, beta1, eps, units="grad", gradient=
 
 def adam(
     W, m, V, P, S, r, c, eta, alpha, beta1, beta2, eps, units="grad", gradient="momentum",
-    bias="rounds",
+    bias="rounds", unbiased=None,
 ):  # fmt: skip
-    """A.2, with the options of A.8-7, A.8-13 and A.8-14."""
+    """A.2, with the options of A.8-7, A.8-13 and A.8-14. `unbiased` is beta1 per round."""
     G = (P - beta1 * m) / (1 - beta1) if gradient == "momentum" else S
     V = beta2 * V + (1 - beta2) * G**2
-    m_hat = P / (1 - beta1 ** (r + 1)) if bias == "rounds" else P / c
+    m_hat = P / (1 - (unbiased or beta1) ** (r + 1)) if bias == "rounds" else P / c
     V_hat = V / (1 - beta2 ** (r + 1))
     s, e = (alpha * eta, eps) if units == "grad" else (alpha, eps / eta)
     return W - s * m_hat / (np.sqrt(V_hat) + e), V
@@ -173,7 +183,8 @@ def check(name, options, *, rounds=ROUNDS, cohort=COHORT, seed=SEED, silent=(), 
     model = cohort * 8 * W0.size  # 8 bytes a number
     alone = options.get("sends") == "model"
     down = model * (1 if alone else MODELS[name])
-    besides = 3 if options.get("bias") == "steps" else 2 if alone else 1
+    counted = options.get("bias") == "steps" or options.get("beta1_per") == "round"
+    besides = 1 + counted + (alone or options.get("bias") == "steps")
     up = model * MODELS[name] + cohort * 8 * besides
     assert [row["bytes_down"] for row in result.history] == [r * down for r in at]
     assert [row["bytes_up"] for row in result.history] == [r * up for r in at]
@@ -186,7 +197,8 @@ def variants(parity):
     """Every algorithm with those of its options of which an even or an odd number is changed.
 
     So each combination is in one of two tests, and each value of an option is in both. Of five
-    options half the combinations are left out: each pair of values is still in one of the tests.
+    options half the combinations are left out, and of six three quarters: each pair of values is
+    still in one of the tests.
     """
     found = []
     for name in REFERENCES:
@@ -194,6 +206,7 @@ def variants(parity):
         for values in itertools.product(*choices.values()):
             changed = [choices[key].index(v) > 0 for key, v in zip(choices, values, strict=True)]
             left_out = len(changed) > 4 and sum((*changed[:2], changed[-1])) % 2 == 1
+            left_out |= len(changed) > 5 and sum((changed[0], changed[2], changed[4])) % 2 == 1
             if not choices or (sum(changed) % 2 == parity and not left_out):
                 options = HYPER[name] | dict(zip(choices, values, strict=True))
                 found.append(pytest.param(name, options, id="-".join((name, *values))))

@@ -33,7 +33,13 @@ IDENTIFYING = {
 # Fields that say how a run is computed, and change no number.
 COMPUTATION = {"chunk", "devices", "memory_gb", "data_gb", "checkpoint_every"}
 # Settings that algorithms got later, with the value that the cells from before stand for.
-LATER = {"sends": "both", "momentum": "kept"}
+LATER = {
+    "sends": "both",
+    "momentum": "kept",
+    "beta1_per": "step",
+    "direction": "momentum",
+    "server_momentum": "none",
+}
 
 # Settings that algorithms have lost, with the only value that cells have.
 RETIRED = {"fedlin": {"server_topk": "off", "client_topk": "off"}}

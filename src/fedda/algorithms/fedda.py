@@ -25,6 +25,10 @@ Options (all):
               `m = 0` and upload `beta1^T` too, and the server adds `beta1^T M`, which gives the
               same numbers because `m` is linear in `M`. Half as much goes down, and every upload
               depends on this round alone.
+    beta1_per step: as above. round: the momentum decays by `beta1` in a round, whatever the
+              number of local steps: `beta1^(1/T)` takes the place of `beta1` on a client with `T`
+              steps, and at the server with `T` the clients' mean (except in the bias
+              correction `rounds`). Then `beta1` is that of FedAvgM. It is in no paper.
     momentum  kept: as above. restarted: `M <- 0` after every round, an ablation. The momentum must
               then grow again in every round, so the server takes shorter steps.
 Options (adam, adagrad):
@@ -63,6 +67,7 @@ from fedda.core.tree import PyTree
 from fedda.data.federation import Shard
 
 Sends = Literal["both", "model"]
+Beta1Per = Literal["step", "round"]
 Momentum = Literal["kept", "restarted"]
 
 
@@ -126,24 +131,28 @@ def work(
     shard: Shard,
     key: Array,
     sends: Sends = "both",
+    beta1_per: Beta1Per = "step",
     count_steps: bool = False,
 ) -> tuple[local.Weighted, PyTree, Seen]:
+    batches = task.batches(shard, key)
+    steps = jnp.asarray(batches.steps, jnp.result_type(float))
+    beta1 = hp.beta1 if beta1_per == "step" else hp.beta1 ** (1 / jnp.maximum(steps, 1))
+
     def step(carry: tuple[PyTree, PyTree], batch: Batch) -> tuple[Any, Seen]:
         S, m = carry
         w = tree.axpy(-hp.client_lr, S, message.params)
         gradient, seen = task.gradient(w, batch)
         g = tree.axpy(hp.mu, tree.sub(w, message.params), gradient)
-        return (tree.add(S, g), tree.blend(hp.beta1, m, g)), seen
+        return (tree.add(S, g), tree.blend(beta1, m, g)), seen
 
-    batches = task.batches(shard, key)
     zero = tree.zeros_like(message.params)
     m = message.momentum if sends == "both" else zero
     # P follows from S and m, and w from W and S, so the steps do not carry them. S is not computed
     # from w: small steps are lost in the rounding of w, and P, a difference, could change its sign.
     (S, m), seen = local.steps(step, (zero, m), batches)
-    steps = jnp.asarray(batches.steps, jnp.result_type(float))
-    decay = hp.beta1**steps if count_steps or sends == "model" else ()
-    upload = Upload(S, m, local.Counter(steps if count_steps else ()), local.Counter(decay))
+    counted = count_steps or beta1_per == "round"
+    decay = beta1**steps if count_steps or sends == "model" else ()
+    upload = Upload(S, m, local.Counter(steps if counted else ()), local.Counter(decay))
     return local.weighted(shard, upload), memory, seen
 
 
@@ -156,19 +165,25 @@ def mean(sends: Sends, state: State, total: local.Weighted) -> Upload:
     return upload._replace(momentum=momentum)
 
 
-def phase(sends: Sends, work: Any, merge: Any) -> Phase:
-    return Phase(send if sends == "both" else send_model, partial(work, sends=sends), merge)
+def phase(sends: Sends, beta1_per: Beta1Per, work: Any, merge: Any) -> Phase:
+    work = partial(work, sends=sends, beta1_per=beta1_per)
+    return Phase(send if sends == "both" else send_model, work, merge)
 
 
-def moved(hp: Any, state: State, upload: Upload) -> PyTree:
+def of_a_step(hp: Any, beta1_per: Beta1Per, upload: Upload) -> Any:
+    """Return beta1 of a local step, for the mean number of steps if it is given per round."""
+    return hp.beta1 if beta1_per == "step" else hp.beta1 ** (1 / upload.steps.value)
+
+
+def moved(beta1: Any, state: State, upload: Upload) -> PyTree:
     """P: the sum of the momenta after every step, by m's recursion."""
     change = tree.sub(state.momentum, upload.momentum)
-    return tree.axpy(hp.beta1 / (1 - hp.beta1), change, upload.gradients)
+    return tree.axpy(beta1 / (1 - beta1), change, upload.gradients)
 
 
-def equivalent_gradient(hp: Any, state: State, P: PyTree) -> PyTree:
+def equivalent_gradient(beta1: Any, state: State, P: PyTree) -> PyTree:
     """G: the gradient that would have moved the momentum from M to P."""
-    return tree.scale(1 / (1 - hp.beta1), tree.axpy(-hp.beta1, state.momentum, P))
+    return tree.scale(1 / (1 - beta1), tree.axpy(-beta1, state.momentum, P))
 
 
 def following(momentum: Momentum, state: State, upload: Upload) -> PyTree:
@@ -176,7 +191,9 @@ def following(momentum: Momentum, state: State, upload: Upload) -> PyTree:
     return upload.momentum if momentum == "kept" else tree.zeros_like(state.momentum)
 
 
-def sgdm(sends: Sends = "both", momentum: Momentum = "kept") -> Algorithm:
+def sgdm(
+    sends: Sends = "both", beta1_per: Beta1Per = "step", momentum: Momentum = "kept"
+) -> Algorithm:
     """FedDA+SGDM (Jin et al. 2022): the server moves by a decoupled global momentum."""
 
     def init(hp: SGDM, params: PyTree) -> State:
@@ -184,11 +201,12 @@ def sgdm(sends: Sends = "both", momentum: Momentum = "kept") -> Algorithm:
 
     def merge(hp: SGDM, state: State, total: local.Weighted) -> State:
         upload = mean(sends, state, total)
-        P = moved(hp, state, upload)
+        beta1 = of_a_step(hp, beta1_per, upload)
+        P = moved(beta1, state, upload)
         params = tree.axpy(-hp.server_lr * hp.client_lr, P, state.params)
         return State(params, following(momentum, state, upload))
 
-    return Algorithm(Hyper=SGDM, init=init, phases=(phase(sends, work, merge),))
+    return Algorithm(Hyper=SGDM, init=init, phases=(phase(sends, beta1_per, work, merge),))
 
 
 Units = Literal["grad", "delta"]
@@ -209,6 +227,7 @@ def adagrad(
     units: Units = "grad",
     gradient: Gradient = "momentum",
     sends: Sends = "both",
+    beta1_per: Beta1Per = "step",
     momentum: Momentum = "kept",
 ) -> Algorithm:
     """FedDA+AdaGrad (Jin et al. 2022): a decoupled global momentum, fed to AdaGrad."""
@@ -218,13 +237,14 @@ def adagrad(
 
     def merge(hp: AdaGrad, state: State, total: local.Weighted) -> State:
         upload = mean(sends, state, total)
-        P = moved(hp, state, upload)
-        G = upload.gradients if gradient == "sum" else equivalent_gradient(hp, state, P)
+        beta1 = of_a_step(hp, beta1_per, upload)
+        P = moved(beta1, state, upload)
+        G = upload.gradients if gradient == "sum" else equivalent_gradient(beta1, state, P)
         V = tree.add(state.second, tree.square(G))
         params = adaptive_step(hp, units, state.params, G, V)
         return State(params, following(momentum, state, upload), V)
 
-    return Algorithm(Hyper=AdaGrad, init=init, phases=(phase(sends, work, merge),))
+    return Algorithm(Hyper=AdaGrad, init=init, phases=(phase(sends, beta1_per, work, merge),))
 
 
 def adam(
@@ -232,6 +252,7 @@ def adam(
     gradient: Gradient = "momentum",
     bias: Literal["rounds", "steps"] = "rounds",
     sends: Sends = "both",
+    beta1_per: Beta1Per = "step",
     momentum: Momentum = "kept",
 ) -> Algorithm:
     """FedDA+Adam (Jin et al. 2022): a decoupled global momentum, fed to Adam."""
@@ -244,13 +265,14 @@ def adam(
 
     def merge(hp: Adam, state: State, total: local.Weighted) -> State:
         upload = mean(sends, state, total)
-        P = moved(hp, state, upload)
-        G = upload.gradients if gradient == "sum" else equivalent_gradient(hp, state, P)
+        beta1 = of_a_step(hp, beta1_per, upload)
+        P = moved(beta1, state, upload)
+        G = upload.gradients if gradient == "sum" else equivalent_gradient(beta1, state, P)
         rounds, unfilled = state.rounds + 1, state.unfilled
         if count_steps:
             # With gradients of 1, m after t steps is 1 - unfilled beta1^t, and P the sum of these.
             steps, decay = upload.steps.value, upload.decay.value
-            missing = unfilled * hp.beta1 * (1 - decay) / (1 - hp.beta1)
+            missing = unfilled * beta1 * (1 - decay) / (1 - beta1)
             correction = 1 - missing / steps
             if momentum == "kept":
                 unfilled = unfilled * decay
@@ -263,7 +285,7 @@ def adam(
         return State(params, following(momentum, state, upload), V, rounds, unfilled)
 
     counting_work = partial(work, count_steps=count_steps)
-    return Algorithm(Hyper=Adam, init=init, phases=(phase(sends, counting_work, merge),))
+    return Algorithm(Hyper=Adam, init=init, phases=(phase(sends, beta1_per, counting_work, merge),))
 
 
 PAPER = "Jin et al. 2022"

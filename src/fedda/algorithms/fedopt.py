@@ -21,12 +21,19 @@ Option (adam, adagrad, yogi):
               of `m` and `v` and leaves `tau` as it is ("epsilon hat"). The exponent is not
               `r + 1`: that code creates the optimiser's state by an update with a zero gradient,
               which counts. `beta2` is then 0.999 by default, as in Keras.
-Option (sgdm):
+Options (sgdm):
     form      keras: as above, FedAvgM (Hsu et al. 2019), whose momentum is not damped. All
               published server rates are meant for it. paper: `m <- beta1 m + (1 - beta1) D` and
               `W <- W + server_lr m`, damped like the momentum of the others. This is the same
               with a ``server_lr`` that is `1 / (1 - beta1)` times as large, and so is its
               default.
+    direction momentum: as above. quasi-hyperbolic: the damped `m` is replaced in the step by
+              `nu m + (1 - nu) D` (Ma and Yarats, ICLR 2019). nesterov: the same with `nu = beta1`,
+              which is Nesterov's momentum.
+Option (adagrad):
+    server_momentum  none: as above. step: `m <- beta1 m + (1 - beta1) D`, and the step is along
+              `m`, as in FedAdam. gradient: `m` also takes the place of `D` in `v <- v + m²`, as
+              the momentum does in FedDA+AdaGrad. Both are controls for FedDA and in no paper.
 
 The default rates and `tau` are the best that the authors found for EMNIST characters (their code,
 optimization/docs/hyperparameters.md). The paper form is algorithm 2 of the paper, as other
@@ -50,7 +57,7 @@ from jax.typing import ArrayLike
 from fedda.algorithms import fedavg
 from fedda.algorithms.registry import Reduction, Variant
 from fedda.core import local, tree
-from fedda.core.algorithm import Algorithm, Decay, Phase, Positive
+from fedda.core.algorithm import Algorithm, Decay, NonNegative, Phase, Positive
 from fedda.core.tree import PyTree
 
 
@@ -66,9 +73,30 @@ class DampedSGDM(NamedTuple):
     beta1: Decay = 0.9
 
 
+class QuasiHyperbolic(NamedTuple):
+    client_lr: Positive = 10**-1.5
+    server_lr: Positive = 10**-0.5
+    beta1: Decay = 0.9
+    nu: NonNegative = 0.7
+
+
+class DampedQuasiHyperbolic(NamedTuple):
+    client_lr: Positive = 10**-1.5
+    server_lr: Positive = 10**0.5
+    beta1: Decay = 0.9
+    nu: NonNegative = 0.7
+
+
 class AdaGrad(NamedTuple):
     client_lr: Positive = 10**-1.5
     server_lr: Positive = 10**-1.0
+    tau: Positive = 10**-2.0
+
+
+class MomentumAdaGrad(NamedTuple):
+    client_lr: Positive = 10**-1.5
+    server_lr: Positive = 10**-1.0
+    beta1: Decay = 0.9
     tau: Positive = 10**-2.0
 
 
@@ -96,6 +124,8 @@ class State(NamedTuple):
 
 
 Form = Literal["paper", "keras"]
+Direction = Literal["momentum", "nesterov", "quasi-hyperbolic"]
+ServerMomentum = Literal["none", "step", "gradient"]
 Second = Callable[[Any, PyTree, PyTree], PyTree]  # (hp, v, D²) -> v
 
 
@@ -118,9 +148,12 @@ def adaptive_step(hp: Any, rate: ArrayLike, params: PyTree, m: PyTree, v: PyTree
     return tree.axpy(rate, tree.over_root(m, v, hp.tau), params)
 
 
-def sgdm(form: Form = "keras") -> Algorithm:
+def sgdm(form: Form = "keras", direction: Direction = "momentum") -> Algorithm:
     """FedAvgM (Hsu et al. 2019), FedOpt with SGDM: momentum at the server."""
     keras = form == "keras"
+    Hyper: type[Any] = SGDM if keras else DampedSGDM
+    if direction == "quasi-hyperbolic":
+        Hyper = QuasiHyperbolic if keras else DampedQuasiHyperbolic
 
     def init(hp: Any, params: PyTree) -> State:
         return State(params, tree.zeros_like(params))
@@ -129,25 +162,35 @@ def sgdm(form: Form = "keras") -> Algorithm:
         delta = local.mean(total)
         if keras:
             m = tree.add(tree.scale(hp.beta1, state.momentum), tree.scale(hp.server_lr, delta))
-            return State(tree.add(state.params, m), m)
-        m = tree.blend(hp.beta1, state.momentum, delta)
-        return State(tree.axpy(hp.server_lr, m, state.params), m)
+            rate, latest = 1.0, tree.scale(hp.server_lr / (1 - hp.beta1), delta)
+        else:
+            m = tree.blend(hp.beta1, state.momentum, delta)
+            rate, latest = hp.server_lr, delta
+        if direction == "momentum":
+            return State(tree.axpy(rate, m, state.params), m)
+        nu = hp.beta1 if direction == "nesterov" else hp.nu
+        return State(tree.axpy(rate, tree.blend(nu, m, latest), state.params), m)
 
-    return with_server(SGDM if keras else DampedSGDM, init, merge)
+    return with_server(Hyper, init, merge)
 
 
-def adagrad(form: Form = "paper") -> Algorithm:
+def adagrad(form: Form = "paper", server_momentum: ServerMomentum = "none") -> Algorithm:
     """FedAdagrad (Reddi et al. 2021): AdaGrad at the server, without momentum."""
+    plain = server_momentum == "none"
 
-    def init(hp: AdaGrad, params: PyTree) -> State:
-        return State(params, second=start_of_second(hp, form, params))
+    def init(hp: Any, params: PyTree) -> State:
+        m = () if plain else tree.zeros_like(params)
+        return State(params, m, start_of_second(hp, form, params))
 
-    def merge(hp: AdaGrad, state: State, total: local.Weighted) -> State:
+    def merge(hp: Any, state: State, total: local.Weighted) -> State:
         delta = local.mean(total)
-        v = tree.add(state.second, tree.square(delta))
-        return State(adaptive_step(hp, hp.server_lr, state.params, delta, v), second=v)
+        m = delta if plain else tree.blend(hp.beta1, state.momentum, delta)
+        squared = m if server_momentum == "gradient" else delta
+        v = tree.add(state.second, tree.square(squared))
+        params = adaptive_step(hp, hp.server_lr, state.params, m, v)
+        return State(params, () if plain else m, v)
 
-    return with_server(AdaGrad, init, merge)
+    return with_server(AdaGrad if plain else MomentumAdaGrad, init, merge)
 
 
 def adam_like(second: Second, form: Form) -> Algorithm:
@@ -201,4 +244,16 @@ _rates = {"client_lr": 0.1, "server_lr": 1.0}
 reductions = [
     Reduction("fedopt-sgdm", {"beta1": 0.0} | _rates, "fedavg", _rates),
     Reduction("fedopt-sgdm", {"beta1": 0.0} | _rates, "fedavg", _rates, {"form": "paper"}),
+    # Without weight on the momentum, the server's step is FedAvg's, times 1 / (1 - beta1).
+    Reduction(
+        "fedopt-sgdm",
+        {"nu": 0.0, "beta1": 0.5, "client_lr": 0.1, "server_lr": 0.5},
+        "fedavg",
+        _rates,
+        {"direction": "quasi-hyperbolic"},
+    ),
+    *(
+        Reduction("fedopt-adagrad", {"beta1": 0.0}, "fedopt-adagrad", {}, {"server_momentum": kind})
+        for kind in ("step", "gradient")
+    ),
 ]

@@ -34,6 +34,8 @@ class Variant(NamedTuple):
         up: How many models it sends.
         unbiased: Whether it converges to the optimum of the federation's loss for any number of
             local steps.
+        version: Raised when a correction changes the algorithm's numbers, so that results from
+            before are known.
     """
 
     make: Callable[..., Algorithm]
@@ -43,6 +45,7 @@ class Variant(NamedTuple):
     down: int
     up: int
     unbiased: bool = False
+    version: int = 1
 
 
 class Reduction(NamedTuple):

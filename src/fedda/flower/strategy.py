@@ -83,6 +83,11 @@ class FedDA(FedAvg):
             raise unknown("optimizer of FedDA", optimizer, OPTIMIZERS)
         of_flower = inspect.signature(FedAvg).parameters
         super().__init__(**{name: settings.pop(name) for name in of_flower if name in settings})
+        if settings.get("beta1_per") == "round":
+            raise InputError(
+                "beta1_per of the strategy must be step, got 'round': its clients take beta1 per "
+                "local step. Give beta1 ** (1 / steps) as beta1."
+            )
         chosen = dict(sends="model", client_lr=client_lr, **settings)
         if server_lr is not None:
             chosen["server_lr"] = server_lr

@@ -157,7 +157,14 @@ def _rates(order: Order) -> dict[str, float]:
             f"{', '.join(ALGORITHMS)}. Change the server's algorithm, or use JAX clients "
             "(fedda.flower.client_app), which support all algorithms."
         )
-    algorithm = algorithms.get(order.algorithm, **json.loads(order.options))
+    options = json.loads(order.options)
+    if options.get("beta1_per") == "round":
+        raise InputError(
+            "the server has beta1_per=round, but DecoupledSGD takes beta1 per local step. Use "
+            "beta1_per=step with beta1 ** (1 / steps) on the server, or JAX clients "
+            "(fedda.flower.client_app)."
+        )
+    algorithm = algorithms.get(order.algorithm, **options)
     hp = algorithms.hyper(order.algorithm, algorithm, order.hyper)
     return {"lr": hp.client_lr, "beta1": getattr(hp, "beta1", 0.0), "mu": getattr(hp, "mu", 0.0)}
 
