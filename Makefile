@@ -8,10 +8,13 @@ INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 # What pip says is shown if it fails.
 quietly = $(1) >$(VENV)/pip.log 2>&1 || { cat $(VENV)/pip.log >&2; exit 1; }
 
-.PHONY: demo docs docs-serve test test-slow test-floor test-peers dist torch lint format lock clean
+.PHONY: demo study docs docs-serve test test-slow test-floor test-peers dist torch lint format lock clean
 
 demo: $(VENV)/ready  ## Seven algorithms on 100 clients with handwritten digits, a table and a report
 	$(BIN)/fedda compare $(DEMO)
+
+study: $(VENV)/ready  ## The study of reproduction/protocol.md, or continue it; SMALL=1 tries it in minutes
+	$(BIN)/fedda study $(if $(SMALL),--small)
 
 # Tests that share compiled programs are in one file, and so on one worker.
 test: $(VENV)/ready  ## Everything but the slow tests

@@ -1,0 +1,49 @@
+"""The command `fedda study`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedda.cli.terminal import Quiet, note, say, training
+from fedda.errors import InputError, writing
+
+
+@writing("--results")
+def study_command(
+    small: Annotated[
+        bool, typer.Option("--small", help="Try the program: two conditions, four methods.")
+    ] = False,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--results", metavar="DIR", help="Where the files of the conditions are kept."
+        ),
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option("--time", metavar="SECONDS", help="Then begin nothing more."),
+    ] = None,
+    write: Annotated[
+        bool, typer.Option("--write", help="Only write the pages and figures again.")
+    ] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run the study of reproduction/protocol.md: FedDA and its controls, tuned by one rule.
+
+    A file for each condition holds what was run. The same command continues after an interruption.
+    The full form takes hours on two cores; --small takes some minutes.
+    """
+    from fedda.simulate import devices
+    from fedda_reproduction.study import study
+
+    devices.start_up()
+    results = study.ROOT / "reproduction" / "results" / "study"
+    chosen = folder or (Path("runs/study-small") if small else results)
+    if not write:
+        plan = study.SMALL if small else study.Plan()
+        with training(lambda: "What is finished was written. The same command continues."):
+            failed = study.run(plan, chosen, seconds, (lambda line: None) if quiet else note)
+        say(f"Written to {chosen}")
+        if failed:
+            raise InputError("\n".join(failed))
