@@ -20,7 +20,7 @@ def test_compare_prints_a_table_and_writes_a_report(fedda, tmp_path: Path):
     assert code == 0
     for name in COMPARED:
         assert re.search(rf"^ *{name} ", out, re.MULTILINE), "full names at 80 columns"
-        assert f"{name}, seed 1: round 4/4 train_loss " in err
+        assert f"{name}, seed 1: round 4/4 accuracy " in err
     assert "…" not in out
     assert "± is the 95 % interval over 2 seeds" in out
     *table, verdict = out.splitlines()

@@ -102,8 +102,8 @@ def test_on_a_terminal_there_is_a_bar_and_ctrl_c_says_how_to_go_on(tmp_path: Pat
     os.close(main)
     assert process.wait(60) == 130
     text = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", shown).decode()
-    told = r"/100000 train_loss [-0-9.e]+ accuracy [0-9.]+ [0-9]+ rounds/s +[0-9]+:[0-9]+"
-    assert re.search(r"fedda-sgdm .*" + told, text), "round, loss, metric, pace and time left"
+    told = r"/100000 accuracy [0-9.]+ train_loss [-0-9.e]+ [0-9]+ rounds/s +[0-9]+:[0-9]+"
+    assert re.search(r"fedda-sgdm .*" + told, text), "round, metric, loss, pace and time left"
     assert "Continue with: fedda run --resume long" in text
     assert "Traceback" not in text
     assert (tmp_path / "long" / "checkpoints").exists()

@@ -44,9 +44,9 @@ def test_a_bar_is_one_line_on_a_terminal_of_any_width(tmp_path: Path, width: int
         lines = [line for line in shown.wait_for("exit code 0") if "exit code" not in line]
     assert len(lines) == 2
     for label, line in zip(LABELS, lines, strict=True):
-        assert re.match(rf"{label} +━+ round 200/200 train_loss 0\.0", line), line
+        assert re.match(rf"{label} +━+ round 200/200 accuracy 0\.9", line), line
         assert line.endswith("00:00")
-        assert ("accuracy 0.972" in line) == (width >= 80)
+        assert ("train_loss 0.00696" in line) == (width >= 80)
         assert ("━━━━" in line) == (width >= 120)
 
 
@@ -57,7 +57,7 @@ def test_a_terminal_without_control_sequences_gets_lines(tmp_path: Path):
         lines = shown.wait_for("exit code 0")
     told = [line for line in lines if line.startswith(LABELS)]
     assert told[0] == "fedavg, seed 0: compiling ..."
-    assert [line.split(" train")[0] for line in told if "200/200" in line] == [
+    assert [line.split(" accuracy")[0] for line in told if "200/200" in line] == [
         f"{label}: round 200/200" for label in LABELS
     ]
     assert not any("━" in line for line in lines)
@@ -90,7 +90,7 @@ def test_in_a_pipe_results_are_apart_and_nothing_controls_a_terminal(tmp_path: P
     assert json.loads(done.stdout)["directory"] == "made"
     told = done.stderr.splitlines()
     assert told[0] == "fedda-sgdm: compiling ..."
-    assert told[-1].startswith("fedda-sgdm: round 4/4 train_loss ")
+    assert told[-1].startswith("fedda-sgdm: round 4/4 accuracy ")
     assert len(told) <= 4
     assert not CONTROL.search(done.stdout + done.stderr)
 

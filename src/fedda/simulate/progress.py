@@ -177,7 +177,7 @@ def run_bar(update: Update) -> Callable[[Progress | None], None]:
             return
         row, done = progress.row, progress.row["round"]
         text = f"round {done}/{progress.rounds}"
-        for name in ("train_loss", progress.metric):
+        for name in (progress.metric, "train_loss"):  # the first is seen in a narrow terminal
             value = None if name is None else row[name]
             if value is not None and value == value:  # not NaN: nothing was trained yet
                 text += f" {name} {value:.3g}"
