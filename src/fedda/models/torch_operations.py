@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax, random
 
 import torch
@@ -56,12 +57,13 @@ def environment() -> Any:
         env = Environment()
         env._function_mode = FunctionMode(env)
     conv = partial(_convolution, env._ops[aten.convolution].func)
-    pool = partial(_max_pool, env._ops[functional.max_pool2d].func)
-    average = partial(_avg_pool, env._ops[aten.avg_pool2d].func)
+    pool = partial(_max_pool, 2, env._ops[functional.max_pool2d].func)
     for operation, function, needs_key in (
         (aten.convolution, conv, False),
         (functional.max_pool2d, pool, False),
-        (aten.avg_pool2d, average, False),
+        (aten.avg_pool1d, partial(_avg_pool, 1), False),
+        (aten.avg_pool2d, partial(_avg_pool, 2), False),
+        (aten.avg_pool3d, partial(_avg_pool, 3), False),
         (aten.native_group_norm, _group_norm, False),
         (functional.batch_norm, _batch_norm, False),
         (functional.dropout, _dropout, True),
@@ -169,6 +171,10 @@ def _convolution(
 ) -> Array:
     """Return a convolution as image patches times a matrix, which is fast under `vmap`."""
     if kernel.ndim > 4 or groups != 1 or set(dilation) != {1} or x.ndim != kernel.ndim:
+        if transposed and groups != 1:
+            # torchax 0.0.13 takes the kernel of each group from the wrong places.
+            parts = kernel.reshape(groups, -1, *kernel.shape[1:])
+            kernel = parts.swapaxes(0, 1).reshape(kernel.shape)
         return general(
             x, kernel, bias, stride, padding, dilation, transposed, output_padding, groups
         )
@@ -199,36 +205,63 @@ def _convolution(
     return out.transpose(0, 3, 1, 2)
 
 
-def _pair(value: int | Sequence[int]) -> tuple[int, int]:
-    first, second = (value, value) if isinstance(value, int) else (*value, *value)[:2]
-    return first, second
+def _each(value: int | Sequence[int], axes: int) -> tuple[int, ...]:
+    """Return one number for each axis of places. PyTorch takes one number for all of them, too."""
+    values = (value,) if isinstance(value, int) else tuple(value)
+    return values * axes if len(values) == 1 else values
+
+
+def _outside(length: int, size: int, stride: int, padding: int, ceil_mode: bool) -> int:
+    """Return how far the last window reaches beyond the padding, with `ceil_mode`."""
+    if not ceil_mode:
+        return 0
+    last = -(-(length + 2 * padding - size) // stride) * stride  # where the last window starts
+    if last >= length + padding:  # PyTorch has no window that starts in the padding at the end
+        last -= stride
+    return max(0, last + size - length - 2 * padding)
 
 
 def _windows(
     combine: Callable[[Array, Array], Array],
     x: Array,
-    size: int | Sequence[int],
-    stride: Any,
-    padding: int | Sequence[int],
+    windows: Sequence[tuple[int, int, int, int]],
     fill: float,
 ) -> Array:
-    """Combine the numbers of each window of images, along the width and then along the height.
+    """Combine the numbers of each window, along one axis of places after the other.
 
     On a CPU this is several times faster than a window reduction, and so is its gradient. The
     channels are the last axis meanwhile, as in a convolution.
+
+    Args:
+        combine: A function such as the maximum.
+        x: Images of shape [..., channels, *places].
+        windows: Size, stride, padding and what `_outside` returns, for each axis of places.
+        fill: The number outside of the images.
     """
-    size = _pair(size)
-    stride, padding = _pair(stride) if stride else size, _pair(padding)
-    x = jnp.moveaxis(x, -3, -1)
-    for axis in (1, 0):
+    axes = len(windows)
+    x = jnp.moveaxis(x, -axes - 1, -1)
+    for axis, (size, stride, padding, outside) in reversed(list(enumerate(windows))):
         pads = [(0, 0)] * x.ndim
-        pads[axis - 3] = (padding[axis], padding[axis])
+        place = axis - axes - 1
+        pads[place] = (padding, padding + outside)
         padded = jnp.pad(x, pads, constant_values=fill)
-        x = reduce(combine, shifts(padded, x.ndim + axis - 3, size[axis], stride[axis]))
-    return jnp.moveaxis(x, -1, -3)
+        x = reduce(combine, shifts(padded, x.ndim + place, size, stride))
+    return jnp.moveaxis(x, -1, -axes - 1)
+
+
+def _described(
+    x: Array, axes: int, size: Any, stride: Any, padding: Any, ceil_mode: bool
+) -> list[tuple[int, int, int, int]]:
+    sizes, paddings = _each(size, axes), _each(padding, axes)
+    strides = _each(stride, axes) if stride else sizes
+    return [
+        (k, s, p, _outside(n, k, s, p, ceil_mode))
+        for n, k, s, p in zip(x.shape[-axes:], sizes, strides, paddings, strict=True)
+    ]
 
 
 def _max_pool(
+    axes: int,
     general: Callable[..., Any],
     x: Array,
     kernel_size: Any,
@@ -238,15 +271,16 @@ def _max_pool(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Any:
-    if ceil_mode or return_indices or _pair(dilation) != (1, 1):
+    if return_indices or set(_each(dilation, axes)) != {1}:
         return general(x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
 
     # Of equal numbers the first gets the gradient, as in PyTorch.
-    return _windows(first_maximum, x, kernel_size, stride, padding, -jnp.inf)
+    windows = _described(x, axes, kernel_size, stride, padding, ceil_mode)
+    return _windows(first_maximum, x, windows, -jnp.inf)
 
 
 def _avg_pool(
-    general: Callable[..., Any],
+    axes: int,
     x: Array,
     kernel_size: Any,
     stride: Any = None,
@@ -255,13 +289,17 @@ def _avg_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Any:
-    if ceil_mode or not count_include_pad:
-        return general(
-            x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
-        )
-    rows, columns = _pair(kernel_size)
-    total = _windows(jnp.add, x, kernel_size, stride, padding, 0.0)
-    return total / (divisor_override or rows * columns)
+    windows = _described(x, axes, kernel_size, stride, padding, ceil_mode)
+    total = _windows(jnp.add, x, windows, 0.0)
+    if divisor_override:
+        return total / divisor_override
+    counts = np.ones(())
+    for length, (size, stride, pad, outside) in zip(x.shape[-axes:], windows, strict=True):
+        starts = np.arange(-pad, length + pad + outside - size + 1, stride)
+        first, last = (-pad, length + pad) if count_include_pad else (0, length)
+        inside = np.minimum(starts + size, last) - np.maximum(starts, first)
+        counts = counts[..., None] * inside
+    return total / jnp.asarray(counts, total.dtype)
 
 
 # ------------------------------------------------------------------ normalisation and dropout
