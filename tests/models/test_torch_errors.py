@@ -50,6 +50,10 @@ def frozen():
             lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, track_running_stats=False)),
             r"layer '1' \(BatchNorm1d\) normalises over the examples.*Replace it by torch\.nn\.Gro",
         ),
+        (
+            lambda: nn.Sequential(nn.Embedding(4, 4, max_norm=1.0)),
+            r"layer '0' \(Embedding\) has max_norm, which changes the weights.*Leave out max_norm",
+        ),
     ],
 )
 def test_modules_that_cannot_be_trained(module, words):
@@ -120,6 +124,7 @@ VALUES = r"Odd\) decides in Python by the values.*torch\.where in place of if"
             lambda _, h: Rounded.apply(h),
             r"torch\.autograd\.Function Rounded.*\(y - x\)\.detach\(\)",
         ),
+        (lambda _, h: h + torch.empty_like(h).exponential_(), "exponential_.*torch.rand or"),
         (lambda _, h: F.batch_norm(h, None, None, training=True), "batch_norm normalises over the"),
         (
             lambda _, h: F.adaptive_max_pool2d(h.view(-1, 1, 2, 2), 1).flatten(1),

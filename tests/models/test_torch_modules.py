@@ -158,6 +158,50 @@ def test_dropout_follows_the_key():
     assert len(np.unique(kept, axis=0)) > 40  # every example has its own mask
 
 
+@pytest.mark.parametrize(
+    "function",
+    [F.gumbel_softmax, torch.randn_like, torch.bernoulli, lambda h: F.alpha_dropout(h, 0.5, True)],
+)
+def test_random_operations_follow_the_key(function):
+    class Noisy(nn.Linear):
+        def forward(self, x):
+            return function(super().forward(x).sigmoid())
+
+    model, x = from_torch(Noisy(4, 200)), jnp.ones((50, 4))
+    params = model.init(random.key(0))
+    one, again, other = (model.train(params, x, random.key(k)) for k in (1, 1, 2))
+    np.testing.assert_array_equal(one, again)
+    assert np.isfinite(one).all()
+    assert not np.array_equal(one, other)
+    assert not np.array_equal(one[0], one[1]), "the examples are equal, their noise is not"
+
+
+def test_hard_gumbel_softmax():
+    """The frequencies of the classes are their probabilities, and the gradient is that of soft."""
+
+    class Choice(nn.Module):
+        def __init__(self, hard):
+            super().__init__()
+            self.hard, self.logits = hard, nn.Parameter(torch.tensor([0.1, 0.2, 0.7]).log())
+
+        def forward(self, x):
+            return F.gumbel_softmax(self.logits.expand(len(x), 3), hard=self.hard)
+
+    x, numbers, key = jnp.ones((20_000, 1)), jnp.arange(3.0), random.key(0)
+    hard, soft = (from_torch(Choice(hard)) for hard in (True, False))
+    params = hard.init(None)
+    chosen, mixed = (np.asarray(model.train(params, x, key)) for model in (hard, soft))
+    assert set(np.unique(chosen.round(5))) == {0.0, 1.0}
+    # Four standard deviations of a frequency are at most 4 sqrt(0.25 / 20,000) = 0.014.
+    np.testing.assert_allclose(chosen.mean(0), [0.1, 0.2, 0.7], atol=0.014)
+    np.testing.assert_array_equal(chosen.argmax(1), mixed.argmax(1))
+    gradients = [
+        jax.grad(lambda p, m=model: (m.train(p, x, key) * numbers[None]).mean())(params)["logits"]
+        for model in (hard, soft)
+    ]
+    np.testing.assert_allclose(*gradients, atol=1e-6)
+
+
 def test_two_gradients_on_a_batch_have_the_same_noise():
     """As STEM, Mime and FedLin compare them: at two points, inside and outside of a loop."""
     model, x = dropping(), jnp.ones((50, 4))

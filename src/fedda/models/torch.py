@@ -68,6 +68,12 @@ def from_torch(module: Module, trainable: Callable[[str], bool] | None = None) -
     for name, part in module.named_modules():
         if isinstance(part, torch.nn.modules.batchnorm._BatchNorm):
             raise refused_batch_norm(f"layer {name!r} ({type(part).__name__})")
+        if getattr(part, "max_norm", None) is not None:
+            raise InputError(
+                f"layer {name!r} ({type(part).__name__}) has max_norm, which changes the weights "
+                "outside of the training steps, but a federated model changes by its steps alone. "
+                "Leave out max_norm, or normalise the outputs by torch.nn.functional.normalize."
+            )
     chosen = {
         name
         for name, parameter in named.items()

@@ -68,6 +68,9 @@ def environment() -> Any:
         (functional.batch_norm, _batch_norm, False),
         (functional.dropout, _dropout, True),
         (torch.dropout, _dropout, True),
+        (functional.gumbel_softmax, _gumbel_softmax, True),
+        (aten.exponential_, partial(_fixed_noise, "exponential_"), False),
+        (aten.cauchy_, partial(_fixed_noise, "cauchy_"), False),
         (torch.lstm, partial(_recurrent, _lstm), True),
         (torch.gru, partial(_recurrent, _gru), True),
         (torch.rnn_tanh, partial(_recurrent, partial(_rnn, jnp.tanh)), True),
@@ -344,6 +347,30 @@ def _dropout(
         return x
     kept = random.bernoulli(env.get_and_rotate_prng_key(), 1 - p, x.shape)
     return jnp.where(kept, x / (1 - p), 0) if p < 1 else jnp.zeros_like(x)
+
+
+def _gumbel_softmax(
+    logits: Array,
+    tau: float = 1,
+    hard: bool = False,
+    eps: float = 1e-10,
+    dim: int = -1,
+    env: Any = None,
+) -> Array:
+    noise = random.gumbel(env.get_and_rotate_prng_key(), logits.shape, logits.dtype)
+    soft = jax.nn.softmax((logits + noise) / tau, dim)
+    if not hard:
+        return soft
+    chosen = jax.nn.one_hot(soft.argmax(dim), soft.shape[dim], axis=dim, dtype=soft.dtype)
+    return lax.stop_gradient(chosen - soft) + soft
+
+
+def _fixed_noise(name: str, *_: Any, **__: Any) -> None:
+    """Refuse an operation whose random numbers do not follow the key in torchax 0.0.13."""
+    raise InputError(
+        f"the module uses {name}, whose random numbers would not follow the seed of the run. "
+        "Compute them from torch.rand or torch.randn."
+    )
 
 
 # -------------------------------------------------------------------------- recurrent layers
