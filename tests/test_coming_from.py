@@ -25,10 +25,11 @@ pytestmark = pytest.mark.usefixtures("in_quick_processes")
 def changed_lines(name: str) -> list[str]:
     """Return the lines that differ, with a sign in front, without blank lines."""
     before, after = (
-        (PROJECTS / f"{name}_{when}.py").read_text().splitlines() for when in ("before", "after")
+        [line for line in (PROJECTS / f"{name}_{when}.py").read_text().splitlines() if line.strip()]
+        for when in ("before", "after")
     )
     lines = [*difflib.unified_diff(before, after, n=0, lineterm="")][2:]
-    return [line for line in lines if not line.startswith("@@") and line.strip("+- ")]
+    return [line for line in lines if not line.startswith("@@")]
 
 
 @pytest.mark.parametrize("name", MOST)
