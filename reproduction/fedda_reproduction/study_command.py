@@ -24,6 +24,9 @@ def study_command(
         float | None,
         typer.Option("--time", metavar="SECONDS", help="Then begin nothing more."),
     ] = None,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Processes. Each takes a core and up to 1 GB.")
+    ] = 1,
     write: Annotated[
         bool, typer.Option("--write", help="Only write the pages and figures again.")
     ] = False,
@@ -43,7 +46,9 @@ def study_command(
     if not write:
         plan = study.SMALL if small else study.Plan()
         with training(lambda: "What is finished was written. The same command continues."):
-            failed = study.run(plan, chosen, seconds, (lambda line: None) if quiet else note)
+            failed = study.run(
+                plan, chosen, seconds, (lambda line: None) if quiet else note, workers
+            )
         say(f"Written to {chosen}")
         if failed:
             raise InputError("\n".join(failed))

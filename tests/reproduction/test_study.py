@@ -8,6 +8,7 @@ import pytest
 
 import fedda
 from fedda import algorithms
+from fedda.data import digits
 from fedda.errors import InputError
 from fedda_reproduction.study import design, federations, study, training
 from fedda_reproduction.study.design import AXES, METHODS, Condition
@@ -75,7 +76,8 @@ def test_blocks_and_held_out_examples_are_apart():
     federation = federations.load(TINY, 2)
     shards, clients = federation.shards, federation.clients
     count = np.asarray(shards.count).reshape(3, clients)
-    assert count[0].sum() + len(federation.held_out[1]) == count[1].sum() == count[2].sum() == 1437
+    for total in (count[0].sum() + len(federation.held_out[1]), count[1].sum(), count[2].sum()):
+        assert total == len(digits.load().train_y)
     ends = np.asarray(shards.start) + np.asarray(shards.count)
     assert (ends[:-1] <= np.asarray(shards.start)[1:]).all()
     for block in (1, 2):
@@ -109,7 +111,7 @@ def scores(monkeypatch):
 
     monkeypatch.setattr(training, "tuned", tuned)
     monkeypatch.setattr(training, "ended", ended)
-    monkeypatch.setattr(federations, "load", lambda *arguments: None)
+    monkeypatch.setattr(study, "_loaded", lambda *arguments: None)
     monkeypatch.setattr(study, "commit", lambda: "a" * 40)
     return calls
 
@@ -139,6 +141,34 @@ def test_code_that_is_not_committed_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(study, "commit", lambda: "a" * 40 + "-dirty")
     with pytest.raises(InputError, match="not committed"):
         study.run(PLAN, tmp_path)
+
+
+def test_processes_compute_the_same_as_one(tmp_path):
+    """Whole small runs: each process computes, and only the first writes."""
+    plan = study.Plan([TINY._replace(rounds=40)], ["fedavg"], seeds=2, small=True)
+    for workers in (1, 2):
+        assert study.run(plan, tmp_path / str(workers), None, lambda line: None, workers) == []
+    alone, together = (
+        study.read(tmp_path / str(workers) / f"{TINY.name}.json")["methods"]["fedavg"]
+        for workers in (1, 2)
+    )
+    assert alone["chosen"] == together["chosen"]
+    for ending in training.ENDINGS:  # a process with one core may round differently
+        pair = (record["endings"][ending]["metric"] for record in (alone, together))
+        np.testing.assert_allclose(*pair, atol=0.02)
+
+
+def test_the_digest_is_of_what_the_results_depend_on(tmp_path):
+    for name in study.CODE[1:]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("a") if "." in name else (tmp_path / name).mkdir()
+    (tmp_path / "src").mkdir()
+    digests = []
+    for text in ("a", "b"):
+        (tmp_path / "src" / "code.py").write_text(text)
+        digests.append(study.digest(tmp_path))
+    (tmp_path / "src" / "code.pyc").write_text("compiled")
+    assert digests[0] != digests[1] == study.digest(tmp_path)
 
 
 def test_a_damaged_file_is_named(tmp_path):

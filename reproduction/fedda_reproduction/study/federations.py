@@ -123,7 +123,7 @@ def _concatenated(pairs: Sequence[Examples]) -> Examples:
 
 # ------------------------------------------------------------------------------------------ digits
 
-DIGITS_CLIENTS, DIGITS_MOST = 100, 128
+DIGITS_CLIENTS, DIGITS_MOST = 100, 96
 
 
 @lru_cache(maxsize=1)

@@ -7,14 +7,19 @@ changed. An interrupted study continues with the method that it was at.
 import dataclasses
 import hashlib
 import json
+import multiprocessing
+import os
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedda.algorithms import registry
 from fedda.errors import InputError
+from fedda.simulate import devices
 from fedda.storage import interrupts
 from fedda.storage.files import write_whole
 from fedda.storage.provenance import device, versions
@@ -23,8 +28,8 @@ from fedda_reproduction.study.design import AXES, METHODS, Axis, Condition, Meth
 from fedda_reproduction.study.federations import Federation
 
 ROOT = Path(__file__).parents[3]
-PROTOCOL = ROOT / "reproduction" / "protocol.md"
 CODE = ("src", "pyproject.toml", "reproduction/fedda_reproduction", "reproduction/protocol.md")
+WAVES = 2
 
 Report = Callable[[str], object]
 Record = dict[str, Any]
@@ -43,8 +48,29 @@ class Plan:
 SMALL = Plan(design.SMALL_CONDITIONS, design.SMALL_METHODS, seeds=3, small=True)
 
 
+# --------------------------------------------------------------------------------------- provenance
+
+
+def digest(root: Path = ROOT) -> str:
+    """Return a hash of the files that the results depend on."""
+    total = hashlib.sha256()
+    for name in CODE:
+        path = root / name
+        files = [path] if path.is_file() else sorted(path.rglob("*"))
+        for file in files:
+            if file.suffix in (".py", ".toml", ".md", ".csv"):
+                total.update(file.relative_to(root).as_posix().encode() + b"\0")
+                total.update(file.read_bytes())
+    return total.hexdigest()[:16]
+
+
 def commit() -> str:
-    """Return the commit of the study's code; it ends in `-dirty` if a file was changed since."""
+    """Return the commit of the study's code; it ends in `-dirty` if a file was changed since.
+
+    On a copy without git it is `unknown`: `digest` then tells which commit it is a copy of.
+    """
+    if not (ROOT / ".git").exists():
+        return "unknown"
     head = _git("rev-parse", "HEAD")
     return head + ("-dirty" if _git("status", "--porcelain", "--", *CODE) else "")
 
@@ -55,14 +81,33 @@ def _git(*words: str) -> str:
             ["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=True
         )
     except (OSError, subprocess.CalledProcessError) as error:
-        raise InputError(
-            f"the study needs git and a clone of the repository, to note the commit: {error}"
-        ) from None
+        raise InputError(f"the study needs git, to note the commit: {error}") from None
     return done.stdout.strip()
 
 
+# ---------------------------------------------------------------------------------------------- run
+
+
+class Task(NamedTuple):
+    """What one process computes at a time: a wave of a method, or its final runs."""
+
+    condition: Condition
+    method: str
+    seeds: int
+    points: Sequence[Point]  # of a wave; the chosen one, for the final runs
+    wave: int | None  # None: the final runs
+
+    def __str__(self) -> str:
+        what = "seeds" if self.wave is None else f"wave {self.wave + 1}"
+        return f"{self.condition.name}, {METHODS[self.method].label}: {what}"
+
+
 def run(
-    plan: Plan, folder: Path, seconds: float | None = None, report: Report = print
+    plan: Plan,
+    folder: Path,
+    seconds: float | None = None,
+    report: Report = print,
+    workers: int = 1,
 ) -> list[str]:
     """Make what is missing.
 
@@ -71,6 +116,7 @@ def run(
         folder: Where the files are.
         seconds: After this time, nothing more is begun.
         report: Called with a line for each step.
+        workers: The number of processes.
 
     Returns:
         The conditions that could not be run, and why.
@@ -85,120 +131,179 @@ def run(
             "runs. Commit them first. fedda study --small runs without a commit."
         )
     until = None if seconds is None else time.monotonic() + seconds
-    failed = []
     folder.mkdir(parents=True, exist_ok=True)
-    for condition in plan.conditions:
-        if until is not None and time.monotonic() > until:
-            break
+    origin = {
+        "commit": found,
+        "code": digest(),
+        "device": device(),
+        "jax": versions()["jax"],
+    }
+    works = [_Work(plan, condition, folder, origin) for condition in plan.conditions]
+
+    def late() -> bool:
+        interrupts.check()
+        return until is not None and time.monotonic() > until
+
+    if workers > 1:
+        return _with_processes(works, workers, late, report)
+    failed = []
+    for work in works:
         try:
-            _Work(plan, condition, folder, found, until, report).run()
+            while not late() and (task := next(iter(work.missing()), None)):
+                report(work.accept(task, execute(task)))
         except InputError as error:  # such as data that are not on this machine
-            failed.append(f"{condition.name}: {error}")
+            failed.append(f"{work.condition.name}: {error}")
             report(failed[-1])
     return failed
 
 
-@dataclasses.dataclass
+def _with_processes(
+    works: Sequence["_Work"], workers: int, late: Callable[[], bool], report: Report
+) -> list[str]:
+    """Run the tasks of all conditions in processes. The waves of a condition follow each other."""
+    failed: dict[str, str] = {}
+    pending: dict[Future[Record], tuple[_Work, Task]] = {}
+    context = multiprocessing.get_context("spawn")
+    number = context.Value("i", 0)
+    with ProcessPoolExecutor(workers, context, _start_worker, (number,)) as pool:
+
+        def begin(work: _Work) -> None:
+            if work.condition.name not in failed:
+                pending.update(
+                    {pool.submit(execute, task): (work, task) for task in work.missing()}
+                )
+
+        for work in works:
+            begin(work)
+        while pending and not late():
+            done, _ = wait(pending, timeout=1.0, return_when=FIRST_COMPLETED)
+            for future in done:
+                work, task = pending.pop(future)
+                name = work.condition.name
+                try:
+                    report(work.accept(task, future.result()))
+                except InputError as error:
+                    if name not in failed:
+                        failed[name] = f"{name}: {error}"
+                        report(failed[name])
+                if not any(other is work for other, _ in pending.values()):
+                    begin(work)
+        pool.shutdown(wait=False, cancel_futures=True)
+    return list(failed.values())
+
+
+def _start_worker(number: Any) -> None:
+    """Give the process a core of its own, where the system can."""
+    with number.get_lock():
+        mine, number.value = number.value, number.value + 1
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[mine % len(cores)]})
+    devices.start_up()
+
+
+@lru_cache(maxsize=2)
+def _loaded(condition: Condition, seeds: int) -> Federation:
+    return federations.load(condition, seeds)
+
+
+def execute(task: Task) -> Record:
+    """Compute a task; return its scores and the seconds it took."""
+    began = time.monotonic()
+    method, federation = METHODS[task.method], _loaded(task.condition, task.seeds)
+    if task.wave is None:
+        scores: Record = training.ended(
+            task.condition, method, federation, task.points[0], task.seeds
+        )
+    else:
+        scores = training.tuned(task.condition, method, federation, task.points)
+    return {"scores": scores, "seconds": round(time.monotonic() - began, 1)}
+
+
 class _Work:
-    """The work on one condition."""
+    """The work on one condition, and its file."""
 
-    plan: Plan
-    condition: Condition
-    folder: Path
-    commit: str
-    until: float | None
-    report: Report
-    federation: Federation | None = None
+    def __init__(self, plan: Plan, condition: Condition, folder: Path, origin: Record) -> None:
+        self.plan, self.condition, self.origin = plan, condition, origin
+        self.path = folder / f"{condition.name}.json"
+        self.cell = read(self.path) if self.path.exists() else {}
+        identity = _plain(
+            {
+                "condition": condition._asdict(),
+                "seeds": plan.seeds,
+                "lanes": design.LANES,
+                "axes": {name: axis._asdict() for name, axis in AXES.items()},
+            }
+        )
+        if self.cell.get("identity") != identity:
+            self.cell = {"identity": identity, "methods": {}}
+        self.methods = [METHODS[name] for name in plan.methods]
+        self.records: Record = self.cell["methods"]
+        for method in self.methods:
+            if self.records.get(method.name, {}).get("version") != version(method):
+                self.records[method.name] = {"version": version(method), "waves": []}
 
-    def run(self) -> None:
-        path = self.folder / f"{self.condition.name}.json"
-        cell = read(path) if path.exists() else {}
-        identity = {
-            "condition": self.condition._asdict(),
-            "seeds": self.plan.seeds,
-            "lanes": design.LANES,
-            "axes": {name: axis._asdict() for name, axis in AXES.items()},
-        }
-        if cell.get("identity") != _plain(identity):
-            cell = {"identity": _plain(identity), "methods": {}}
-        records = cell["methods"]
-        methods = [METHODS[name] for name in self.plan.methods]
-        for method in methods:
-            if records.get(method.name, {}).get("version") != version(method):
-                records[method.name] = {"version": version(method), "waves": []}
-
-        def save() -> None:
-            write(path, cell)
-
+    def missing(self) -> list[Task]:
+        """Return the tasks that can be computed now; none if the condition is complete."""
         axes: dict[str, Axis] = dict(AXES)
         before = None
-        for number in range(2):
+        for number in range(WAVES):
             points = design.wave(axes, number, before)
-            for method in methods:
-                waves = records[method.name]["waves"]
-                if len(waves) > number and waves[number]["points"] == points:
-                    continue
-                if self.late():
-                    return
-                began = time.monotonic()
-                scores = training.tuned(self.condition, method, self.data(), points)
-                del waves[number:]
-                records[method.name].pop("endings", None)
-                waves.append({"points": points, **scores, **self.origin(began)})
-                save()
-                self.told(method, f"wave {number + 1}", began)
+            tasks = [
+                Task(self.condition, method.name, self.plan.seeds, points, number)
+                for method in self.methods
+                if self._wave(method, number, points) is None
+            ]
+            if tasks:
+                return tasks
             at = [
                 end
-                for method in methods
-                for end in design.ends(chosen(records[method.name]), axes, method.coordinates)
+                for method in self.methods
+                for end in design.ends(
+                    chosen(self.records[method.name], number + 1), axes, method.coordinates
+                )
             ]
-            cell[f"ends of wave {number + 1}"] = sorted({f"{name} {end}" for name, end in at})
+            self.cell[f"ends of wave {number + 1}"] = sorted({f"{axis} {end}" for axis, end in at})
             before, axes = axes, design.widened(axes, at)
             if before == axes:
                 break
-        for method in methods:
-            record = records[method.name]
-            if "endings" in record:
-                continue
-            if self.late():
-                return
-            began = time.monotonic()
-            record["chosen"] = chosen(record)
-            record["endings"] = training.ended(
-                self.condition, method, self.data(), record["chosen"], self.plan.seeds
-            )
-            record["finals"] = self.origin(began)
-            save()
-            self.told(method, "seeds", began)
+        return list(self._finals())
 
-    def data(self) -> Federation:
-        if self.federation is None:
-            self.federation = federations.load(self.condition, self.plan.seeds)
-        return self.federation
+    def _wave(self, method: Method, number: int, points: Sequence[Point]) -> Record | None:
+        waves: list[Record] = self.records[method.name]["waves"]
+        return waves[number] if len(waves) > number and waves[number]["points"] == points else None
 
-    def late(self) -> bool:
-        interrupts.check()
-        return self.until is not None and time.monotonic() > self.until
+    def _finals(self) -> Iterator[Task]:
+        for method in self.methods:
+            record = self.records[method.name]
+            if record.get("chosen") != chosen(record) or "endings" not in record:
+                point = [chosen(record)]
+                yield Task(self.condition, method.name, self.plan.seeds, point, wave=None)
 
-    def origin(self, began: float) -> Record:
-        return {
-            "commit": self.commit,
-            "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "seconds": round(time.monotonic() - began, 1),
-            "device": device(),
-            "jax": versions()["jax"],
-        }
-
-    def told(self, method: Method, what: str, began: float) -> None:
-        took = time.monotonic() - began
-        self.report(f"{self.condition.name}, {method.label}: {what}, {took:.0f} s")
+    def accept(self, task: Task, result: Record) -> str:
+        """Write the result of a task; return a line about it."""
+        record, seconds = self.records[task.method], result["seconds"]
+        date = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        origin = {**self.origin, "date": date, "seconds": seconds}
+        if task.wave is None:
+            record |= {"chosen": task.points[0], "endings": result["scores"], "finals": origin}
+        else:  # what followed another wave of this number is no longer of use
+            wave = {"points": task.points, **result["scores"], **origin}
+            record["waves"][task.wave :] = [wave]
+        write(self.path, self.cell)
+        return f"{task}, {seconds:.0f} s"
 
 
-def chosen(record: Mapping[str, Any]) -> Point:
-    """Return the point with the highest held-out metric; of equal ones, with the lowest loss."""
+def chosen(record: Mapping[str, Any], waves: int | None = None) -> Point:
+    """Return the point with the highest held-out metric; of equal ones, with the lowest loss.
+
+    Args:
+        record: The record of a method.
+        waves: How many waves to look at; all by default.
+    """
     rows = [
         (metric, -loss, point)
-        for wave in record["waves"]
+        for wave in record["waves"][:waves]
         for metric, loss, point in zip(wave["metric"], wave["loss"], wave["points"], strict=True)
         if metric is not None and loss is not None
     ]
