@@ -172,9 +172,49 @@ def test_clients_on_flower_train_a_module(name):
     from helpers.flower_grid import LocalGrid
 
     model, _ = models()
-    task = Task(model, losses.cross_entropy, Plan(BATCH, STEPS, "steps"))
+    task = Task(model, losses.cross_entropy, Plan(BATCH, STEPS))
     grid = LocalGrid([client_app(task, lambda _, k=k: CLIENTS[k]) for k in range(len(SIZES))])
     served = serve(grid, Settings(name, task, CLIENTS[0], 5, 3, seed=SEED, nodes=4))
     here = fedda.run(name, model, CLIENTS, losses.cross_entropy, **SETTINGS)
     for weight, expected in here.params.items():
         np.testing.assert_allclose(served.state.params[weight], expected, rtol=0, atol=1e-10)
+
+
+def test_a_module_a_torch_loss_and_datasets_on_flower():
+    """As in `fedda.run`: both take them as they are."""
+    pytest.importorskip("flwr")
+    from fedda.flower import Settings, client_app, serve, task
+    from helpers.flower_grid import LocalGrid
+
+    datasets = [torch.utils.data.TensorDataset(*map(torch.tensor, pair)) for pair in CLIENTS]
+    loss, names = torch.nn.CrossEntropyLoss(), ["accuracy"]
+    agreed = task(small_cnn(), loss, metrics=names, batch=BATCH, local_work=STEPS)
+    apps = [client_app(agreed, lambda _, k=k: datasets[k]) for k in range(len(SIZES))]
+    settings = Settings(
+        "scaffold", agreed, CLIENTS[0], 2, 3, seed=SEED, nodes=4, test=CLIENTS[1], eval_every=1
+    )
+    served = serve(LocalGrid(apps), settings)
+    here = fedda.run(
+        "scaffold", small_cnn(), datasets, loss, metrics=names, test=datasets[1],
+        **SETTINGS | {"rounds": 2, "eval_every": 1},
+    )  # fmt: skip
+    for weight, expected in here.params.items():
+        np.testing.assert_allclose(served.state.params[weight], expected, rtol=0, atol=1e-10)
+    assert served.history[-1]["accuracy"] == here.history[-1]["accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"batch": 0}, "batch must be a whole number of at least 1, got 0"),
+        ({"local_unit": "epoch"}, "unknown value of local_unit 'epoch'. Did you mean epochs"),
+        ({"reduction": "max"}, "unknown value of reduction 'max'"),
+    ],
+)
+def test_wrong_settings_of_a_task_on_flower(settings, words):
+    pytest.importorskip("flwr")
+    from fedda.errors import InputError
+    from fedda.flower import task
+
+    with pytest.raises(InputError, match=words):
+        task(small_cnn(), "cross_entropy", **settings)

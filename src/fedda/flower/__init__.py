@@ -11,6 +11,7 @@ from fedda.flower.secure import secure_mods
 from fedda.flower.server import Served, serve, server_app
 from fedda.flower.settings import Secure, Settings
 from fedda.flower.strategy import FedDA
+from fedda.flower.task import task
 
 __all__ = [
     "FedDA",
@@ -21,4 +22,5 @@ __all__ = [
     "secure_mods",
     "serve",
     "server_app",
+    "task",
 ]

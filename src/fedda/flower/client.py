@@ -35,7 +35,7 @@ MEMORY = "fedda.memory."  # followed by the serial number of the order with whic
 
 def client_app(
     task: Task,
-    data: Callable[[Context], tuple[Any, Any]],
+    data: Callable[[Context], Any],
     algorithm: Algorithm | None = None,
     mods: list[Mod] | None = None,
 ) -> ClientApp:
@@ -44,9 +44,11 @@ def client_app(
     The client's number is `partition-id` in the configuration of its node.
 
     Args:
-        task: The model, the loss and the local work. They must be the same on the server.
-        data: `(context) -> (x, y)`, returns the client's examples for the Flower context of a node.
-            It is called once for each client of a process.
+        task: The model, the loss and the local work, such as from `fedda.flower.task`. They must be
+            the same on the server.
+        data: `(context) -> (x, y)`, returns the client's examples for the Flower context of a node:
+            a pair of arrays or tensors, or a `Dataset` or `DataLoader` of PyTorch. It is called
+            once for each client of a process.
         algorithm: A custom algorithm, the same as on the server. None uses the named algorithm
             that the server chooses.
         mods: Flower mods, such as `secure_mods()`.
@@ -56,14 +58,12 @@ def client_app(
 
     Example:
         >>> import numpy as np
-        >>> from fedda import losses, models
-        >>> from fedda.core.task import Plan, Task
-        >>> from fedda.flower import client_app
-        >>> task = Task(models.linear(8, 3), losses.cross_entropy, Plan(batch=20, amount=5))
+        >>> from fedda import models
+        >>> from fedda.flower import client_app, task
         >>> def data(context):
         ...     rng = np.random.default_rng(context.node_config["partition-id"])
         ...     return rng.normal(size=(100, 8)), rng.integers(0, 3, 100)
-        >>> app = client_app(task, data)
+        >>> app = client_app(task(models.linear(8, 3), "cross_entropy", batch=20), data)
     """
     train = partial(work, task, algorithm)
     supported = [CUSTOM] if algorithm else algorithms.names()
