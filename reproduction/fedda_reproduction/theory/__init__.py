@@ -7,6 +7,7 @@ The paper reads federated optimisers as differential equations. The modules, in 
 - `identities`: what the paper claims to be exactly equal (F1, F2).
 - `convergence`: orders of approximation, as powers of the step size and of the local steps.
 - `deviation`: distance of FedDA's and of local momentum from the centralised one (F3, F4).
+- `equivalence`, `lag_figures`: FedDA's momentum as FedAvgM's with a lag (`docs/momentum.md`).
 - `adam_ratios`: the entries of m-hat / sqrt(v-hat) in FedDA+Adam (F13).
 - `fits`: power laws, exponential rates and confidence intervals.
 - `measure`: runs all of these and returns one record of plain numbers, `theory.json`.
