@@ -75,7 +75,11 @@ def test_the_log_on_the_page_is_that_of_the_example(caplog: pytest.LogCaptureFix
         server.app(network, Context(1, 1, {}, RecordDict(), given))
     number = re.compile(r"\d+(?:\.\d+)?")
     logged = [one.getMessage() for one in caplog.records if one.name == "flwr.fedda"]
-    shown = re.findall(r"^    INFO : +(.*)$", PAGE.read_text(), re.MULTILINE)
+    (shown,) = (
+        block.text.splitlines()
+        for block in blocks(PAGE, "text")
+        if block.caption.startswith("The log")
+    )
     assert len(shown) == len(logged) == 4 + 3 + 1
     for line, expected in zip(logged, shown, strict=True):
         (words, numbers), (same, about) = (
