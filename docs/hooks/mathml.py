@@ -18,7 +18,7 @@ import re
 from html import escape
 from unicodedata import lookup
 
-LETTERS = ("beta", "gamma", "eta", "kappa", "lambda", "mu", "sigma", "tau")
+LETTERS = ("beta", "gamma", "eta", "kappa", "lambda", "mu", "nu", "sigma", "tau")
 GREEK = {name: lookup(f"GREEK SMALL LETTER {name.replace('lambda', 'lamda')}") for name in LETTERS}
 GREEK["eps"] = lookup("GREEK SMALL LETTER EPSILON")
 MINUS = lookup("MINUS SIGN")

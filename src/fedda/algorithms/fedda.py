@@ -27,8 +27,8 @@ Options (all):
               depends on this round alone.
     beta1_per step: as above. round: the momentum decays by `beta1` in a round, whatever the
               number of local steps: `beta1^(1/T)` takes the place of `beta1` on a client with `T`
-              steps, and at the server with `T` the clients' mean (except in the bias
-              correction `rounds`). Then `beta1` is that of FedAvgM. It is in no paper.
+              steps, and at the server with `T` the clients' mean. The bias correction by
+              rounds keeps `beta1`, which is then that of FedAvgM. It is in no paper.
     momentum  kept: as above. restarted: `M <- 0` after every round, an ablation. The momentum must
               then grow again in every round, so the server takes shorter steps.
 Options (adam, adagrad):
