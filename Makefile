@@ -8,7 +8,7 @@ INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 # What pip says is shown if it fails.
 quietly = $(1) >$(VENV)/pip.log 2>&1 || { cat $(VENV)/pip.log >&2; exit 1; }
 
-.PHONY: demo study docs docs-serve test test-slow test-floor test-peers dist torch lint format lock clean
+.PHONY: demo study docs docs-serve test test-slow test-floor test-peers vectors dist torch lint format lock clean
 
 demo: $(VENV)/ready  ## Seven algorithms on 100 clients with handwritten digits, a table and a report
 	$(BIN)/fedda compare $(DEMO)
@@ -27,11 +27,15 @@ test-floor:  ## The numerical tests with the oldest supported JAX, in an environ
 	$(MAKE) VENV=.venv-floor LOCK=requirements-floor.lock .venv-floor/ready
 	.venv-floor/bin/pytest -n auto -m "not slow" -W default \
 	    tests/algorithms/test_oracles.py tests/algorithms/test_exactness.py \
-	    tests/algorithms/test_contract.py tests/models/test_models.py
+	    tests/algorithms/test_contract.py tests/models/test_models.py \
+	    tests/conformance/test_simulator.py
 
 test-peers:  ## Equality with FedJAX and Flower, in an environment of its own
 	$(MAKE) VENV=.venv-peers LOCK=tests/peers/requirements.txt EXTRAS=flower .venv-peers/ready
 	FEDDA_PEERS=1 .venv-peers/bin/pytest -n auto -W default tests/peers
+
+vectors: $(VENV)/ready  ## Write the test vectors again, from the references in NumPy
+	$(BIN)/python -m conformance.generate
 
 # The newest releases of what it needs, as a user's pip chooses them: a run, a comparison that names
 # the extra it lacks, and a comparison with its report.

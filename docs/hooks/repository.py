@@ -18,6 +18,7 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "benchmarks/README.md": "benchmarks.md",
+    "conformance/README.md": "test_vectors.md",
     "reproduction/protocol.md": "protocol.md",
     "reproduction/results/README.md": "results.md",
     "reproduction/results/theory/README.md": "theory.md",

@@ -29,7 +29,6 @@ from helpers.problems import (
     drawn,
     height,
     matrix,
-    mean_gradient,
     network,
     optax_adagrad,
     slope,
@@ -119,15 +118,14 @@ def test_the_mean_of_the_momenta_is_the_momentum_of_the_mean_gradients():
     draws = drawn(seed=SEED, **WORK)
     for before, after, visits in zip(found[:-1], found[1:], draws, strict=True):
         points = [matrix(before.params) for _ in visits]
-        total = sum(N for N, _ in visits)
+        total = sum(visit.examples for visit in visits)
         for t in range(WORK["local_work"]):
             mean = 0 * W0
-            for i, (N, batches) in enumerate(visits):
-                if N > 0:
-                    x, y, _ = batches[t]
-                    g = mean_gradient(points[i], x, y)
+            for i, visit in enumerate(visits):
+                if visit.examples > 0:
+                    g = visit.batches[t].gradient(points[i])
                     points[i] = points[i] - ETA * g
-                    mean = mean + N / total * g
+                    mean = mean + visit.examples / total * g
             m = BETA1 * m + (1 - BETA1) * mean
         close(matrix(after.momentum), m)
     assert np.abs(m).max() > 0.1
@@ -234,13 +232,13 @@ def fedadam(units, draws, W):
     """FedAdam without first moment, with bias correction, on Σg or on the change of the model."""
     V, found = 0 * W, [W]
     for r, visits in enumerate(draws):
-        total, pseudo = sum(N for N, _ in visits), 0 * W
-        for N, batches in visits:
+        total, pseudo = sum(visit.examples for visit in visits), 0 * W
+        for visit in visits:
             w, S = W, 0 * W
-            for x, y, _ in batches:
-                g = mean_gradient(w, x, y)
+            for batch in visit.batches:
+                g = batch.gradient(w)
                 w, S = w - ETA * g, S + g
-            pseudo = pseudo + N / total * (S if units == "grad" else W - w)
+            pseudo = pseudo + visit.examples / total * (S if units == "grad" else W - w)
         V = BETA2 * V + (1 - BETA2) * pseudo**2
         rate = ALPHA * ETA if units == "grad" else ALPHA
         W = W - rate * pseudo / (np.sqrt(V / (1 - BETA2 ** (r + 1))) + EPS)

@@ -1,31 +1,22 @@
-"""FedLin (B.3) against a reference in NumPy, and its fixed points and limits.
-
-The reference is a loop over lists in the notation of the paper: x is the server's point, g the
-cohort's gradient. It knows a client only by its gradients, so it serves softmax regression, with
-batches as they were drawn, as well as quadratics.
-"""
+"""FedLin against its reference in NumPy, and its fixed points and limits."""
 
 import itertools
-from functools import lru_cache, partial
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import random
 
 import fedda
+from conformance import references
+from conformance.references.reference import mean
 from fedda import api
 from fedda.core.losses import cross_entropy
-from fedda.core.task import Plan, Task
-from fedda.data.federation import from_clients
-from fedda.simulate.cohort import draw_cohort
 from fedda.simulate.train import train
-from helpers.problems import BATCH, CLASSIFIED, SIZES, W0, losses_of, matrix, mean_gradient, softmax
+from helpers.problems import BATCH, CLASSIFIED, W0, drawn, matrix, softmax, train_losses
 from helpers.quadratics import Quadratics, five_clients
 
 pytestmark = pytest.mark.usefixtures("x64")
-PROVES = ("fedlin",)
 
 
 SEED, ROUNDS, COHORT = 7, 8, 3
@@ -37,84 +28,10 @@ RATES = {"client_lr": 0.2, "server_lr": 0.7}
 TOLERANCE = {"rtol": 1e-12, "atol": 1e-13}
 
 
-def fedlin(
-    rounds, x, *, client_lr, server_lr=1.0, rate="step", same_batch="no",
-    share=lambda gradient: 1.0,
-    # What follows is right as it stands; other values are mistakes.
-    sign=1, stale=False,
-):  # fmt: skip
-    """B.3, line by line; a visit is (client, N_i, its mini-batches' gradients, the full one).
-
-    `share` is the part of a mini-batch that a gradient is of, under the reduction `sum`.
-    """
-    old = {}
-    for visits in rounds:
-        total = sum(N for _, N, _, _ in visits)
-        g = sum((N / total * full(x) for _, N, _, full in visits if N > 0), 0 * x)  # phase A
-        move = 0 * x
-        for i, N, gradients, full in visits:  # phase B
-            y, tau = x, len(gradients)
-            own = full(x) if N else None
-            if stale:
-                own, old[i] = old.get(i, own), own
-            for gradient in gradients:
-                eta = client_lr if rate == "step" else client_lr / tau
-                at_x = share(gradient) * own if same_batch == "no" else gradient(x)
-                y = y - eta * (gradient(y) - sign * (at_x - share(gradient) * g))
-            move = move + N / total * (y - x)
-        x = x + server_lr * move
-    return x, g
-
-
-def batch_gradient(x, labels, factor, W):
-    return factor * mean_gradient(W, x, labels)
-
-
-def part_of_a_batch(gradient):
-    """Under the reduction `sum`: b / B."""
-    _, _, factor = gradient.args
-    return factor / BATCH
-
-
-@lru_cache
-def batch_rows(plan, r, i):
-    """The rows of each batch of a client: as `problems.drawn`, but for the second phase."""
-    steps, rows, mask = jax.device_get(_batches(plan, from_clients(CLASSIFIED), r, i))
-    return [rows[t, 0][mask[t, 0]] for t in range(steps)]
-
-
-@partial(jax.jit, static_argnames="plan")
-def _batches(plan, shards, r, i):
-    key = random.key(SEED)
-    for number in (1, r, 1, i):  # training, round, the second phase, client
-        key = random.fold_in(key, number)
-    batches = Task(softmax, cross_entropy, plan).batches(shards.shard(i), key)
-    return batches.steps, batches.rows, batches.mask
-
-
-def regression_rounds(
-    rounds=ROUNDS, cohort=COHORT, local_work=1, local_unit="steps", stabilise=0, reduction="mean"
-):
-    """The visits of a run on softmax regression."""
-    plan, found = Plan(BATCH, local_work, local_unit), []
-    for r in range(rounds):
-        visits = []
-        for i in draw_cohort(SEED, r, len(SIZES), cohort).tolist():
-            x, y = CLASSIFIED[i]
-            full = partial(batch_gradient, x, y, BATCH if reduction == "sum" else 1)
-            step = partial(batch_gradient, x, y, min(BATCH, len(x)) if reduction == "sum" else 1)
-            if len(x) == 0:
-                gradients = []
-            elif r >= rounds - stabilise:
-                gradients = [step]
-            else:
-                gradients = [
-                    partial(batch_gradient, x[k], y[k], len(k) if reduction == "sum" else 1)
-                    for k in batch_rows(plan, r, i)
-                ]
-            visits.append((i, len(x), gradients, full))
-        found.append(visits)
-    return found
+def visits_of(rounds=ROUNDS, cohort=COHORT, local_work=1, local_unit="steps", **work):
+    """The visits of a run on softmax regression. The local steps are in the second exchange."""
+    work |= {"local_work": local_work, "local_unit": local_unit}
+    return drawn(seed=SEED, rounds=rounds, cohort=cohort, phase=1, **work)
 
 
 def end_of(*problem, **settings):
@@ -158,17 +75,17 @@ def test_reference(case):
     options, work = CASES[case]
     rates = RATES if work is EPOCHS else RATES | {"client_lr": 0.04}
     state = regression(**rates, **options, **work)
-    share = {"share": part_of_a_batch} if "reduction" in work else {}
-    x, g = fedlin(regression_rounds(**work), W0, **rates, **options, **share)
-    near(matrix(state.params), x)
-    near(matrix(state.gradient), g)
+    *_, expected = references.run(
+        references.REFERENCES["fedlin"], W0, visits_of(**work), **rates, **options
+    )
+    near(matrix(state.params), expected["params"])
+    near(matrix(state.gradient), expected["gradient"])
 
 
 def test_the_draws_hold_what_the_comparison_is_for():
-    rounds = regression_rounds(**EPOCHS)
-    visited = [[i for i, *_ in visits] for visits in rounds]
-    assert {0, 1} <= {SIZES[i] for i in itertools.chain(*visited)}
-    assert len({len(gradients) for visits in rounds for _, _, gradients, _ in visits}) > 3
+    visits = list(itertools.chain(*visits_of(**EPOCHS)))
+    assert {0, 1} <= {visit.examples for visit in visits}
+    assert len({len(visit.batches) for visit in visits}) > 3
 
 
 def test_the_training_loss_is_that_of_the_local_steps():
@@ -178,16 +95,9 @@ def test_the_training_loss_is_that_of_the_local_steps():
         "fedlin", softmax, CLASSIFIED, cross_entropy, batch=BATCH, cohort=COHORT, seed=SEED,
         eval_every=1000, **settings,
     )  # fmt: skip
-    (visits,) = regression_rounds(rounds=1, **EPOCHS)
-    total = sum(N for _, N, _, _ in visits)
-    g = sum(N / total * full(W0) for _, N, _, full in visits if N)
-    losses = []
-    for _, _, gradients, full in visits:
-        y = W0
-        for gradient in gradients:
-            losses.extend(losses_of(y, *gradient.args[:2]))
-            y = y - RATES["client_lr"] * (gradient(y) - full(W0) + g)
-    near(result.history[-1]["train_loss"], np.mean(losses))
+    visits = visits_of(rounds=1, **EPOCHS)
+    list(references.run(references.REFERENCES["fedlin"], W0, visits, **RATES))
+    near(result.history[-1]["train_loss"], *train_losses(visits))
 
 
 # ------------------------------------------------------------------------------ limits
@@ -197,8 +107,8 @@ def gradient_descent(rounds, rate):
     """On the loss of the pooled examples of each round's cohort."""
     W = W0
     for visits in rounds:
-        total = sum(N for _, N, _, _ in visits)
-        W = W - rate * sum(N / total * full(W) for _, N, _, full in visits if N)
+        present = [visit for visit in visits if visit.examples]
+        W = W - rate * mean([visit.full.gradient(W) for visit in present], present)
     return W
 
 
@@ -213,7 +123,7 @@ def gradient_descent(rounds, rate):
 def test_one_step_is_gradient_descent_on_the_cohort(settings):
     state = regression(**RATES, **settings)
     rate = RATES["server_lr"] * RATES["client_lr"]
-    near(matrix(state.params), gradient_descent(regression_rounds(), rate))
+    near(matrix(state.params), gradient_descent(visits_of(), rate))
 
 
 # ------------------------------------------------------------------------ fixed points
@@ -283,28 +193,3 @@ def test_the_first_correction_on_the_same_batch_is_exactly_nothing():
         )  # fmt: skip
         step = matrix(state.params) - W0 + 0.2 * matrix(state.gradient)
         assert np.abs(step).max() < 1e-15 if same_batch == "yes" else np.abs(step).max() > 1e-3
-
-
-# --------------------------------------------------------------- mistakes would be noticed
-
-
-@pytest.mark.parametrize(
-    "mistake",
-    [
-        pytest.param({"sign": -1}, id="flipped sign"),
-        pytest.param({"stale": True}, id="own gradient of the last visit"),
-        pytest.param({"rate": "total"}, id="rate"),
-        pytest.param({"same_batch": "yes"}, id="batch"),
-    ],
-)
-def test_a_mistake_would_be_noticed(mistake):
-    right = matrix(regression(**RATES, **EPOCHS).params)
-    wrong, _ = fedlin(regression_rounds(**EPOCHS), W0, **RATES, **mistake)
-    assert apart(wrong, right) > 1e-3  # the tolerance is nine orders below
-
-
-def test_a_flipped_sign_is_seen_at_the_fixed_point():
-    right, _ = fedlin(PAIR.rounds(MANY), np.zeros(1), client_lr=LR)
-    wrong, _ = fedlin(PAIR.rounds(MANY), np.zeros(1), client_lr=LR, sign=-1)
-    assert apart(right, 2.2) < 1e-12
-    assert not apart(wrong, 2.2) < 0.1

@@ -4,7 +4,7 @@ Everything is in float64. The notation is that of `fedda/algorithms/mime.py`.
 """
 
 import itertools
-from functools import lru_cache, partial
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +13,14 @@ import optax
 import pytest
 
 import fedda
+from conformance import references
+from conformance.problem import mean_gradient
+from conformance.references import mime as reference
+from conformance.references.reference import mean
 from fedda import algorithms
 from fedda.core.losses import cross_entropy, squared_error
 from fedda.core.task import Plan, Task
 from fedda.data.federation import from_clients
-from fedda.simulate.cohort import draw_cohort
 from helpers.problems import (
     BATCH,
     CLASSIFIED,
@@ -25,24 +28,15 @@ from helpers.problems import (
     SIZES,
     W0,
     centralised,
-    losses_of,
+    drawn,
     matrix,
-    mean_gradient,
     network,
     optax_adagrad,
     softmax,
+    train_losses,
 )
 
 pytestmark = pytest.mark.usefixtures("x64")
-PROVES = (
-    "mimelite-sgdm",
-    "mimelite-adam",
-    "mimelite-adagrad",
-    "mime-sgdm",
-    "mime-adam",
-    "mime-adagrad",
-)
-
 
 SEED, ROUNDS, COHORT = 7, 8, 3
 EPOCHS = {"local_work": 2, "local_unit": "epochs"}
@@ -62,110 +56,10 @@ def distance(one, other):
     return np.abs(np.asarray(one) - other).max()
 
 
-# ---- the references
-
-
-def direction(base, hp, d, m, v, r, denominator):
-    """U, the direction of a local step in round r."""
-    if base == "sgdm":
-        return hp["beta"] * m + (1 - hp["beta"]) * d
-    if denominator == "frozen":
-        if r == 0:
-            return d
-        if base == "adam":
-            return (hp["beta1"] * m + (1 - hp["beta1"]) * d) / (np.sqrt(v) + hp["eps"])
-        return d / (np.sqrt(v) + hp["eps"])
-    m, v = statistics(base, hp, d, m, v)
-    if base == "adam":
-        m, v = m / (1 - hp["beta1"] ** (r + 1)), v / (1 - hp["beta2"] ** (r + 1))
-        return m / (np.sqrt(v) + hp["eps"])
-    return d / (np.sqrt(v) + hp["eps"])
-
-
-def statistics(base, hp, d, m, v):
-    """V, the statistics m and v after a gradient d."""
-    if base == "sgdm":
-        return hp["beta"] * m + (1 - hp["beta"]) * d, v
-    if base == "adam":
-        m = hp["beta1"] * m + (1 - hp["beta1"]) * d
-        return m, hp["beta2"] * v + (1 - hp["beta2"]) * d**2
-    return m, v + d**2
-
-
-def mean_of_batch_means(W, x, y):
-    parts = range(0, len(x), BATCH)
-    return np.mean([mean_gradient(W, x[k : k + BATCH], y[k : k + BATCH]) for k in parts], 0)
-
-
-def reference(name, draws, W, hp, denominator="fresh", mistake=None, reduction="mean"):
-    """Both algorithms; `mistake` is one of the errors that are made with them.
-
-    Under the reduction `sum` a batch of b examples has b times the mean gradient, and c is that of
-    a whole mini-batch, of which a step takes b / B.
-    """
-    sums = reduction == "sum"
-    method, base = name.split("-")
-    m, v, train_losses = 0 * W, 0 * W, []
-    whole = mean_of_batch_means if mistake == "mean of batch means" else mean_gradient
-    for r, visits in enumerate(draws):
-        visits = [visit for visit in visits if len(visit[0]) > 0]
-        total = sum(len(x) for x, _, _ in visits)
-        shares = [len(x) / total for x, _, _ in visits]
-        if mistake == "uniform c":
-            c = sum(whole(W, x, y) / len(visits) for x, y, _ in visits)
-        else:
-            c = sum(p * whole(W, x, y) for p, (x, y, _) in zip(shares, visits, strict=True))
-        c = BATCH * c if sums else c
-        moved, c_at_the_end, losses = 0 * W, 0 * W, []
-        for p, (x, y, batches) in zip(shares, visits, strict=True):
-            w, own_m, own_v = W, m, v
-            for bx, by in batches:
-                losses.extend(losses_of(w, bx, by))
-                b = len(bx) if sums else 1
-                d = b * mean_gradient(w, bx, by)
-                if method == "mime":
-                    start = w if mistake == "no correction" else W
-                    d = d - b * mean_gradient(start, bx, by) + (b / BATCH if sums else 1) * c
-                step = direction(base, hp, d, own_m, own_v, r, denominator)
-                if mistake == "moving statistics":
-                    own_m, own_v = statistics(base, hp, d, own_m, own_v)
-                w = w - hp["client_lr"] * step
-            moved = moved + p * (w - W)
-            c_at_the_end = c_at_the_end + p * whole(w, x, y)
-        W = W + hp["server_lr"] * moved
-        m, v = statistics(base, hp, c_at_the_end if mistake == "c at the end" else c, m, v)
-        train_losses.append(np.mean(losses))
-    return W, m, v, train_losses
-
-
-@lru_cache
-def drawn(phase, local_work, local_unit, rounds=ROUNDS):
-    """For every round, for every client of its cohort: all its x and y, and its batches of them."""
-    plan, shards = Plan(BATCH, local_work, local_unit), from_clients(CLASSIFIED)
-
-    @jax.jit
-    def batches(r, i):
-        key = jax.random.key(SEED)
-        for number in (1, r, phase, i):  # 1 is training (0: initial parameters)
-            key = jax.random.fold_in(key, number)
-        drawn = Task(softmax, cross_entropy, plan).batches(shards.shard(i), key)
-        return drawn.steps, drawn.rows, drawn.mask
-
-    result = []
-    for r in range(rounds):
-        visits = []
-        for i in draw_cohort(SEED, r, len(SIZES), COHORT).tolist():
-            x, y = CLASSIFIED[i]
-            steps, rows, mask = jax.device_get(batches(r, i))
-            kept = [rows[t, 0][mask[t, 0]] for t in range(steps if len(x) else 0)]
-            visits.append((x, y, [(x[k], y[k]) for k in kept]))
-        result.append(visits)
-    return result
-
-
 def draws_of(name, work):
     """The local steps of Mime are in the second exchange of a round, with keys of their own."""
-    return drawn(1 if name.startswith("mime-") else 0, **work)
+    phase = 1 if name.startswith("mime-") else 0
+    return drawn(seed=SEED, rounds=ROUNDS, cohort=COHORT, phase=phase, **work)
 
 
 def run(name, hp, **settings):
@@ -190,27 +84,28 @@ def settings_of(name, denominator):
 
 def test_the_draws_hold_what_the_comparisons_are_for():
     """Clients with many, one and no examples, larger than a batch or not, and short batches."""
-    for phase in (0, 1):
-        visits = list(itertools.chain(*drawn(phase, **EPOCHS)))
-        assert {0, 1, max(SIZES)} <= {len(x) for x, _, _ in visits}
-        assert len({len(batches[-1][0]) for _, _, batches in visits if batches}) > 1
-        assert all(sum(len(x) for x, _ in batches) == 2 * len(x) for x, _, batches in visits)
+    for name in ("mime-", "mimelite-"):
+        visits = list(itertools.chain(*draws_of(name, EPOCHS)))
+        assert {0, 1, max(SIZES)} <= {visit.examples for visit in visits}
+        assert len({len(visit.batches[-1].x) for visit in visits if visit.batches}) > 1
+        for visit in visits:
+            assert sum(len(batch.x) for batch in visit.batches) == 2 * visit.examples
 
 
 def check(name, denominator, work):
-    result = run(name, settings_of(name, denominator), **work)
-    hp = HYPER[name.split("-")[1]]
-    reduction = work.get("reduction", "mean")
-    plan = {key: work[key] for key in ("local_work", "local_unit")}
-    draws = draws_of(name, plan)
-    W, m, v, losses = reference(name, draws, W0, hp, denominator, reduction=reduction)
+    settings = settings_of(name, denominator)
+    result, visits = run(name, settings, **work), draws_of(name, work)
+    *_, expected = references.run(references.REFERENCES[name], W0, visits, **settings)
+    W = expected["params"]
     close(matrix(result.params), W)
     found = result.state.statistics
-    for tree, expected in ((found.momentum, m), (found.second, v)):
+    for field in ("momentum", "second"):
+        tree = getattr(found, field)
+        assert (tree != ()) == (field in expected)
         if tree != ():
-            close(matrix(tree), expected)
+            close(matrix(tree), expected[field])
     # The training loss is that of the local steps alone, in two exchanges as in one.
-    close(result.history[-1]["train_loss"], np.mean(losses))
+    close(result.history[-1]["train_loss"], np.mean(train_losses(visits)))
     assert distance(W, W0) > 0.1
 
 
@@ -231,33 +126,6 @@ def test_steps(name, denominator):
     check(name, denominator, STEPS)
 
 
-@pytest.mark.parametrize(
-    ("name", "denominator", "mistake"),
-    [
-        ("mime-sgdm", "fresh", "no correction"),
-        ("mime-adam", "fresh", "no correction"),
-        ("mime-sgdm", "fresh", "uniform c"),
-        ("mimelite-sgdm", "fresh", "moving statistics"),
-        ("mimelite-adam", "fresh", "moving statistics"),
-        ("mimelite-adagrad", "frozen", "moving statistics"),
-        ("mimelite-sgdm", "fresh", "mean of batch means"),
-        ("mimelite-sgdm", "fresh", "c at the end"),
-    ],
-)
-def test_the_mistakes_would_be_noticed(name, denominator, mistake):
-    """Each is ten orders of magnitude above the tolerance.
-
-    `no correction`: g_i(W; batch) is evaluated at the updated model, so that it cancels g_i(y;
-    batch) and every local step is c. `mean of batch means`: a short last batch counts as a long
-    one in c_i. `c at the end`: s moves by gradients at the clients' points, not at the server's.
-    """
-    hp, draws = HYPER[name.split("-")[1]], draws_of(name, EPOCHS)
-    right, wrong = (
-        reference(name, draws, W0, hp, denominator, mistake=each)[0] for each in (None, mistake)
-    )
-    assert distance(right, wrong) > 1e-3
-
-
 # ---- the denominator
 
 
@@ -267,9 +135,9 @@ def test_the_frozen_denominator_does_not_explode_in_the_first_round():
     expected = matrix(run("fedavg", {"client_lr": 0.05}, **work).params)
     frozen = run("mimelite-adam", {"client_lr": 0.05, "denominator": "frozen"}, **work)
     close(matrix(frozen.params), expected)
-    hp = {"client_lr": 0.05, "server_lr": 1.0, "eps": 1e-3}
-    x, y = CLASSIFIED[0]
-    exploded = direction("adagrad", hp, mean_gradient(W0, x, y), 0, 0 * W0, 1, "frozen")
+    start, hp = {"second": 0 * W0, "rounds": 1}, {"eps": 1e-3}
+    gradient = mean_gradient(W0, *CLASSIFIED[0])
+    exploded = reference.direction("adagrad", hp, gradient, start, "frozen")
     assert distance(exploded, 0) > 100
 
 
@@ -323,11 +191,11 @@ def test_one_full_batch_step_is_the_centralised_step_with_lagged_statistics(meth
     """
     hp = HYPER[base] | {"server_lr": 1.0}
     x, y = (np.concatenate(part) for part in zip(*CLASSIFIED, strict=True))
-    W, m, v = W0, 0 * W0, 0 * W0
+    W, state = W0, {"momentum": 0 * W0, "second": 0 * W0, "rounds": 0}
     for r in range(ROUNDS):
         g = mean_gradient(W, x, y)
-        W = W - hp["client_lr"] * direction(base, hp, g, m, v, r, "frozen")
-        m, v = statistics(base, hp, g, m, v)
+        W = W - hp["client_lr"] * reference.direction(base, hp, g, state, "frozen")
+        state |= {**reference.statistics(base, hp, g, state), "rounds": r + 1}
     work = {"cohort": len(SIZES), "local_work": 1, "denominator": "frozen", "stabilise": ROUNDS}
     close(matrix(run(f"{method}-{base}", hp, **work).params), W)
 
@@ -443,9 +311,8 @@ def test_both_gradients_of_a_batch_share_their_noise():
     c = matrix(result.state.gradient)
     np.testing.assert_allclose(matrix(result.params), W0 - 0.3 * c, rtol=0, atol=1e-15)
     # The noise is there: c is not that of the model without it.
-    visits = [visit for visit in drawn(0, **EPOCHS)[0] if len(visit[0])]
-    total = sum(len(x) for x, _, _ in visits)
-    plain = sum(len(x) / total * mean_gradient(W0, x, y) for x, y, _ in visits)
+    visits = [visit for visit in draws_of("mime-", EPOCHS)[0] if visit.examples]
+    plain = mean([visit.full.gradient(W0) for visit in visits], visits)
     assert distance(c, plain) > 0.01
 
 

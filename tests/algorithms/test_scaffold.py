@@ -1,11 +1,4 @@
-"""SCAFFOLD (B.2) against a reference in NumPy, its fixed points, and the mistakes made with it.
-
-The reference is a loop over lists in the notation of the paper: x and c are the server's, c_i and y
-a client's. It knows a client only by its gradients, so it serves softmax regression, with batches
-as they were drawn, as well as quadratics.
-"""
-
-from functools import partial
+"""SCAFFOLD against its reference in NumPy, and its fixed points."""
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +6,8 @@ import numpy as np
 import pytest
 
 import fedda
+from conformance import references
+from conformance.problem import mean_gradient
 from fedda import algorithms, api
 from fedda.core.losses import cross_entropy
 from fedda.simulate.cohort import draw_cohort
@@ -23,15 +18,13 @@ from helpers.problems import (
     SIZES,
     W0,
     drawn,
-    losses_of,
     matrix,
-    mean_gradient,
     softmax,
+    train_losses,
 )
 from helpers.quadratics import Quadratics, five_clients
 
 pytestmark = pytest.mark.usefixtures("x64")
-PROVES = ("scaffold",)
 
 
 SEED, ROUNDS, COHORT = 7, 8, 3
@@ -43,76 +36,11 @@ RATES = {"client_lr": 0.2, "server_lr": 0.7}
 TOLERANCE = {"rtol": 1e-12, "atol": 1e-13}
 
 
-def scaffold(
-    rounds, x, num_clients, *, client_lr, server_lr, control="II", weighting="examples",
-    share=lambda gradient: 1.0,
-    # What follows is right as it stands; other values are mistakes of others.
-    sign=1, first_c=0.0, divide_by=None, forget=False, divisor_of_c=None, at_the_end=False,
-    plain_c=False,
-):  # fmt: skip
-    """B.2, line by line; a visit is (client, N_i, its mini-batches' gradients, the full one).
-
-    Returns x, the mean of w_i c_i over all clients, c, and the c_i; w_i is a client's weight.
-    `share` is the part of a mini-batch that a gradient is of, under the reduction `sum`.
-    """
-    sum_c, c = 0 * x + first_c, 0 * x + first_c
-    controls, weight_so_far, uploads = {}, 0.0, 0
-    for visits in rounds:
-        weights = {i: N if weighting == "examples" else float(N > 0) for i, N, _, _ in visits}
-        dx, dc = 0 * x, 0 * x
-        for i, N, gradients, full in visits:
-            if N == 0:
-                continue
-            c_i = controls.get(i, 0 * x + first_c)
-            y = x
-            for g in gradients:
-                y = y - client_lr * (g(y) + sign * share(g) * (c - c_i))
-            if at_the_end:
-                c_new = full(y)
-            elif control == "I":
-                c_new = full(x)
-            else:
-                steps = divide_by or sum(map(share, gradients))
-                c_new = c_i - c + (x - y) / (steps * client_lr)
-            dx = dx + weights[i] / sum(weights.values()) * (y - x)
-            dc = dc + (1 if plain_c else weights[i]) * (c_new - c_i)
-            uploads += 1
-            if not forget:
-                controls[i] = c_new
-        weight_so_far += sum(weights.values())
-        x, sum_c = x + server_lr * dx, sum_c + dc / (divisor_of_c or num_clients)
-        c = sum_c if plain_c else sum_c / (weight_so_far / uploads)
-    return x, sum_c, c, controls
-
-
-def regression_rounds(**work):
-    """The visits of a run on softmax regression, and the losses that they see at given points."""
-    rounds = []
-    for r, visits in enumerate(drawn(**work)):
-        cohort = draw_cohort(work["seed"], r, len(SIZES), work["cohort"]).tolist()
-        factor = BATCH if work.get("reduction") == "sum" else 1
-        rounds.append(
-            [
-                (
-                    i,
-                    N,
-                    [partial(batch_gradient, *batch) for batch in batches],
-                    partial(batch_gradient, *CLASSIFIED[i], factor),
-                )
-                for i, (N, batches) in zip(cohort, visits, strict=True)
-            ]
-        )
-    return rounds
-
-
-def batch_gradient(x, labels, factor, W):
-    return factor * mean_gradient(W, x, labels)
-
-
-def part_of_a_batch(gradient):
-    """Under the reduction `sum`: b / B."""
-    _, _, factor = gradient.args
-    return factor / BATCH
+def reference(visits, **settings):
+    """The state after the last round."""
+    scaffold = references.REFERENCES["scaffold"]
+    *_, state = references.run(scaffold, W0, visits, clients=len(SIZES), **settings)
+    return state
 
 
 def end_of(name, *problem, seed=SEED, **settings):
@@ -160,20 +88,17 @@ LATE = STEPS | {"stabilise": 2, "reduction": "sum"}  # sums of losses, at last o
 def test_reference(control, weighting, work):
     """Server and clients, through visits of many, one and no examples and of unequal steps."""
     settings = RATES | {"control": control, "weighting": weighting}
-    share = {}
     if "reduction" in work:
         settings["client_lr"] = 0.04
-        share = {"share": part_of_a_batch}
     run = regression(**settings, **work)
-    rounds = regression_rounds(seed=SEED, rounds=ROUNDS, cohort=COHORT, **work)
-    x, sum_c, c, controls = scaffold(rounds, W0, len(SIZES), **share, **settings)
-    np.testing.assert_allclose(matrix(run.state.params), x, **TOLERANCE)
-    np.testing.assert_allclose(matrix(run.state.control), sum_c, **TOLERANCE)
-    np.testing.assert_allclose(matrix(sent(run).control), c, **TOLERANCE)
-    for i in range(len(SIZES)):
-        expected = controls.get(i, 0 * W0)
-        np.testing.assert_allclose(of_client(run.memory, i), expected, **TOLERANCE)
-    assert np.abs(c).max() > 0.1  # there was something to correct
+    visits = drawn(seed=SEED, rounds=ROUNDS, cohort=COHORT, **work)
+    expected = reference(visits, **settings)
+    np.testing.assert_allclose(matrix(run.state.params), expected["params"], **TOLERANCE)
+    np.testing.assert_allclose(matrix(run.state.control), expected["mean_control"], **TOLERANCE)
+    np.testing.assert_allclose(matrix(sent(run).control), expected["control"], **TOLERANCE)
+    for i, own in enumerate(expected["client_controls"]):
+        np.testing.assert_allclose(of_client(run.memory, i), own, **TOLERANCE)
+    assert np.abs(expected["control"]).max() > 0.1  # there was something to correct
     # C is the mean of w_i c_i over all clients, also those never visited: an invariant.
     weights = SIZES if weighting == "examples" else [1] * len(SIZES)
     mean = sum(w * of_client(run.memory, i) for i, w in enumerate(weights)) / len(SIZES)
@@ -194,9 +119,9 @@ def test_the_draws_hold_what_the_comparison_is_for():
     assert any(set(visits_of(i, cohorts)) >= {0, 3} for i in range(len(SIZES)))  # and not 1, 2
     assert any(0 < len(visits_of(i, cohorts)) < ROUNDS for i in range(len(SIZES)))
     steps = {
-        len(gradients)
-        for visits in regression_rounds(seed=SEED, rounds=ROUNDS, cohort=COHORT, **EPOCHS)
-        for _, _, gradients, _ in visits
+        len(visit.batches)
+        for visits in drawn(seed=SEED, rounds=ROUNDS, cohort=COHORT, **EPOCHS)
+        for visit in visits
     }
     assert len(steps) > 3
 
@@ -211,13 +136,10 @@ def test_the_training_loss_is_that_of_the_local_steps():
         "scaffold", softmax, CLASSIFIED, cross_entropy, batch=BATCH, cohort=COHORT, rounds=1,
         seed=SEED, control="I", **EPOCHS, **RATES,
     )  # fmt: skip
-    losses = []
-    for _, batches in drawn(seed=SEED, rounds=1, cohort=COHORT, **EPOCHS)[0]:
-        y = W0
-        for x, labels, _ in batches:
-            losses.extend(losses_of(y, x, labels))
-            y = y - RATES["client_lr"] * mean_gradient(y, x, labels)
-    np.testing.assert_allclose(result.history[-1]["train_loss"], np.mean(losses), **TOLERANCE)
+    visits = drawn(seed=SEED, rounds=1, cohort=COHORT, **EPOCHS)
+    reference(visits, **RATES, control="I")
+    expected = train_losses(visits)
+    np.testing.assert_allclose([result.history[-1]["train_loss"]], expected, **TOLERANCE)
 
 
 def test_option_ii_keeps_the_mean_of_the_gradients_of_the_steps():
@@ -226,12 +148,12 @@ def test_option_ii_keeps_the_mean_of_the_gradients_of_the_steps():
     x, c, own = W0, 0 * W0, [0 * W0] * len(SIZES)
     for rounds in (1, 2):
         run = regression(rounds=rounds, **RATES, **everyone)
-        for i, N, gradients, _ in regression_rounds(seed=SEED, rounds=rounds, **everyone)[-1]:
-            y, seen = x, []
-            for g in gradients:
-                seen.append(g(y))
+        for visit in drawn(seed=SEED, rounds=rounds, **everyone)[-1]:
+            i, y, seen = visit.client, x, []
+            for batch in visit.batches:
+                seen.append(batch.gradient(y))
                 y = y - RATES["client_lr"] * (seen[-1] - own[i] + c)
-            expected = np.mean(seen, axis=0) if N else 0 * W0
+            expected = np.mean(seen, axis=0) if visit.examples else 0 * W0
             np.testing.assert_allclose(of_client(run.memory, i), expected, **TOLERANCE)
         x, c = map(matrix, sent(run))
         own = [of_client(run.memory, i) for i in range(len(SIZES))]
@@ -286,15 +208,6 @@ def test_it_rests_at_the_optimum_of_the_objective_that_its_weights_define(weight
     assert apart(sent(run).control, 0) < 1e-12
 
 
-def test_a_plain_mean_of_control_variates_misses_the_optimum_by_more_than_fedavg():
-    """Moves weighted by N_i with a plain mean of the c_i, as this library once had it."""
-    rates = {"client_lr": 0.05, "server_lr": 1.0}
-    mixed, *_ = scaffold(LOPSIDED.rounds(MANY, 5), np.zeros(1), 2, plain_c=True, **rates)
-    best = LOPSIDED.optimum(LOPSIDED.copies)
-    assert apart(mixed, 2.2) < 1e-12
-    assert apart(mixed, best) > apart(LOPSIDED.where_fedavg_rests(0.05, 5), best) > 0
-
-
 def test_it_reaches_the_optimum_when_only_some_clients_take_part():
     """The divisor of c is then an estimate, which changes how it gets there and not where."""
     problem = Quadratics(*five_clients(), copies=(4, 1, 2, 7, 1))
@@ -330,41 +243,6 @@ def test_the_first_round_is_fedavgs_and_no_other():
         assert apart(one, other) < 1e-14 if rounds == 1 else apart(one, other) > 1e-3
 
 
-# --------------------------------------------------------------- mistakes, and who makes them
-
-
-@pytest.mark.parametrize(
-    "mistake",
-    [
-        pytest.param({"sign": -1}, id="flipped sign"),
-        pytest.param({"first_c": W0}, id="variates begin as the model"),
-        pytest.param({"divide_by": EPOCHS["local_work"]}, id="epochs for steps"),
-        pytest.param({"forget": True}, id="c_i forgotten after the visit"),
-        pytest.param({"divisor_of_c": COHORT}, id="c by the cohort, not the population"),
-        pytest.param({"at_the_end": True}, id="c_i from the last local point"),
-        pytest.param({"weighting": "uniform"}, id="weights"),
-        pytest.param({"plain_c": True}, id="weighted moves, a plain mean of the c_i"),
-    ],
-)
-def test_a_mistake_would_be_noticed(mistake):
-    right = matrix(regression(**RATES, **EPOCHS).state.params)
-    rounds = regression_rounds(seed=SEED, rounds=ROUNDS, cohort=COHORT, **EPOCHS)
-    wrong, *_ = scaffold(rounds, W0, len(SIZES), **RATES, **mistake)
-    assert apart(wrong, right) > 1e-3  # the tolerance is nine orders below
-
-
-@pytest.mark.parametrize("control", ["II", "I"])
-def test_a_flipped_sign_is_seen_at_the_fixed_point(control):
-    """Of the two clients: II explodes and I rests elsewhere; with the right sign both arrive."""
-    settings = {"client_lr": 0.05, "server_lr": 1.0, "control": control}
-    right, *_ = scaffold(PAIR.rounds(MANY, 5), np.zeros(1), 2, **settings)
-    wrong, *_ = scaffold(PAIR.rounds(MANY, 5), np.zeros(1), 2, sign=-1, **settings)
-    assert apart(right, 2.2) < 1e-12
-    assert not apart(wrong, 2.2) < 0.1
-    if control == "II":
-        assert not apart(wrong, 2.2) < 1e6
-
-
 def test_a_client_uses_what_it_kept_at_its_last_visit():
     """Client `i` is away for rounds; spoilt in the meantime, its c_i spoils the next visit."""
     cohorts = [draw_cohort(SEED, r, len(SIZES), COHORT).tolist() for r in range(ROUNDS)]
@@ -389,7 +267,7 @@ def test_a_client_uses_what_it_kept_at_its_last_visit():
         return kept, matrix(last.run.state.params)
 
     kept, params = after_four(lambda own: own)
-    first = regression_rounds(seed=SEED, rounds=1, cohort=COHORT, **EPOCHS)
-    *_, controls = scaffold(first, W0, len(SIZES), **RATES)
+    first = drawn(seed=SEED, rounds=1, cohort=COHORT, **EPOCHS)
+    controls = reference(first, **RATES)["client_controls"]
     np.testing.assert_allclose(kept, controls[i], **TOLERANCE)
     assert apart(params, after_four(jnp.zeros_like)[1]) > 1e-3

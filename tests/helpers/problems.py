@@ -12,6 +12,7 @@ import optax
 from jax import random
 
 import fedda
+from conformance.problem import Batch, losses, visit
 from fedda.core.losses import cross_entropy, squared_error
 from fedda.core.task import Plan, Task
 from fedda.data.federation import from_clients
@@ -35,22 +36,6 @@ softmax = fedda.Model(
 def matrix(tree):
     """A tree like the parameters of `softmax`, as one matrix."""
     return np.vstack([tree["w"], tree["b"][None]])
-
-
-def log_softmax(W, x):
-    scores = np.column_stack([x, np.ones(len(x))]) @ W
-    return scores - np.log(np.exp(scores).sum(1, keepdims=True))
-
-
-def losses_of(W, x, y):
-    """-log softmax(scores)[label], one for each example."""
-    return -log_softmax(W, x)[np.arange(len(y)), y]
-
-
-def mean_gradient(W, x, y):
-    """d/dW of the mean of the losses: inputs times (probabilities - labels as unit vectors)."""
-    errors = np.exp(log_softmax(W, x)) - np.eye(3)[y]
-    return np.column_stack([x, np.ones(len(x))]).T @ errors / len(x)
 
 
 # Regression by a network with one hidden layer of tanh: nothing about it is linear.
@@ -109,43 +94,56 @@ def height(outputs, y):
     return outputs
 
 
-def drawn(*, seed, rounds, cohort, local_work, local_unit, stabilise=0, reduction="mean"):
-    """For every round, for every client of its cohort: N_i and its batches `(x, y, factor)`.
+class Recorded(Batch):
+    """A batch that keeps the losses of its examples where its gradient was first computed."""
 
-    The gradient of a batch is `factor` times that of its mean loss: 1 or, under the reduction
-    `sum`, its number of examples, but at most B, for a full batch too (A.5).
-    """
+    seen = None
+
+    def gradient(self, W):
+        if self.seen is None:
+            self.seen = losses(W, self.x, self.y)
+        return super().gradient(W)
+
+
+def drawn(
+    *, seed, rounds, cohort, local_work, local_unit, stabilise=0, reduction="mean", phase=0
+):  # fmt: skip
+    """The visits of every round, with the batches that the library draws in this phase."""
     plan = Plan(BATCH, local_work, local_unit)
     result = []
     for r in range(rounds):
         visits = []
         for i in draw_cohort(seed, r, len(SIZES), cohort).tolist():
-            x, y = CLASSIFIED[i]
-            if len(x) == 0:
-                batches = []
-            elif r >= rounds - stabilise:
-                batches = [(x, y, min(BATCH, len(x)) if reduction == "sum" else 1)]
-            else:
-                rows = _drawn_rows(plan, seed, r, i)
-                batches = [(x[k], y[k], len(k) if reduction == "sum" else 1) for k in rows]
-            visits.append((len(x), batches))
+            full = r >= rounds - stabilise and SIZES[i] > 0
+            rows = [range(SIZES[i])] if full else _drawn_rows(plan, seed, r, phase, i)
+            visits.append(visit(i, *CLASSIFIED[i], rows, BATCH, reduction, Recorded))
         result.append(visits)
     return result
 
 
+def train_losses(rounds):
+    """The mean loss that the clients saw in each round, after a reference has run on the visits."""
+    found = []
+    for visits in rounds:
+        batches = [batch for one in visits for batch in (*one.batches, one.whole)]
+        seen = [batch.seen for batch in batches if batch.seen is not None]
+        found.append(np.concatenate(seen).mean() if seen else np.nan)
+    return found
+
+
 @lru_cache
-def _drawn_rows(plan, seed, r, i):
+def _drawn_rows(plan, seed, r, phase, i):
     """The row numbers of each batch of a client."""
     if SIZES[i] == 0:
         return []
-    steps, rows, mask = jax.device_get(_batches(plan, from_clients(CLASSIFIED), seed, r, i))
+    steps, rows, mask = jax.device_get(_batches(plan, from_clients(CLASSIFIED), seed, r, phase, i))
     return [rows[t, 0][mask[t, 0]] for t in range(steps)]
 
 
 @partial(jax.jit, static_argnames=("plan", "seed"))
-def _batches(plan, shards, seed, r, i):
+def _batches(plan, shards, seed, r, phase, i):
     key = random.key(seed)
-    for number in (1, r, 0, i):  # 1 is training (0: initial parameters); round, phase, client
+    for number in (1, r, phase, i):  # 1 is training (0: initial parameters); round, phase, client
         key = random.fold_in(key, number)
     batches = Task(softmax, cross_entropy, plan).batches(shards.shard(i), key)
     return batches.steps, batches.rows, batches.mask

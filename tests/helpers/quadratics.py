@@ -1,7 +1,5 @@
 """Clients with f_i = (x - b_i)' H_i (x - b_i) / 2, whose optima and fixed points are known."""
 
-from functools import partial
-
 import jax.numpy as jnp
 import numpy as np
 
@@ -42,14 +40,6 @@ class Quadratics:
         D = [one - np.linalg.matrix_power(one - rate * H, steps) for H in self.H]
         A = np.einsum("n,nij->ij", self.copies, D)
         return np.linalg.solve(A, np.einsum("n,nij,nj->i", self.copies, D, self.b))
-
-    def rounds(self, number, steps=5):
-        """What references are given: (client, N_i, its mini-batches' gradients, the full one)."""
-        visits = [
-            (i, n, [partial(self.gradient, i)] * steps, partial(self.gradient, i))
-            for i, n in enumerate(self.copies)
-        ]
-        return [visits] * number
 
     def evaluations(self, name, rounds, seed=7, **settings):
         """The whole of a run of all clients, at its evaluations; its memory is reused."""

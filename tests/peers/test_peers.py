@@ -19,11 +19,12 @@ from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from flwr.supercore.task_identity import TaskIdentity
 
 import fedda
+from conformance.problem import mean_gradient
 from fedda.core.losses import cross_entropy
 from fedda.core.task import Plan, Task
 from fedda.data.federation import from_clients
 from fedda.simulate.cohort import draw_cohort
-from helpers.problems import BATCH, CLASSIFIED, SIZES, W0, matrix, mean_gradient, softmax
+from helpers.problems import BATCH, CLASSIFIED, SIZES, W0, matrix, softmax
 
 pytestmark = pytest.mark.usefixtures("x64")
 

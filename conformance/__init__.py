@@ -1,0 +1,1 @@
+"""Test vectors for federated algorithms. README.md describes the format. Needs NumPy only."""
