@@ -26,62 +26,30 @@ from fedda.core import tree
 from fedda.core.algorithm import Algorithm, Phase, Positive, Seen
 from fedda.core.losses import squared_error
 from fedda.core.round import one_round, traffic
-from fedda.core.task import Plan, Task
-from fedda.data.federation import Shards, from_clients
 from fedda.errors import InputError
 from fedda.simulate.cohort import Layout, draw_cohort, sum_over_clients
 from fedda.simulate.train import Setup, Span, begin, segment, train
-from helpers.variants import VARIANTS, assert_near, assert_same, every_variant
+from fedda.testing.checks import CHECKS, case_of, differ, other_values
+from fedda.testing.federation import (
+    CLIENTS,
+    COHORT,
+    COHORTS,
+    COUNTS,
+    MODEL,
+    PLAIN,
+    ROUNDS,
+    apply,
+    federation,
+    init,
+    played,
+    with_huge,
+)
+from fedda.testing.federation import TASK as PLAIN_TASK
+from helpers.variants import Variant, assert_near, assert_same, every_variant
 
 pytestmark = pytest.mark.usefixtures("x64")
 
 
-# ------------------------------------------------------------------------- the federation
-
-COUNTS = (5, 3, 0, 4, 2, 6, 3, 4)  # clients of unequal sizes; number 2 has no examples
-CLIENTS = range(len(COUNTS))
-GAP = 2  # rows that belong to nobody, before each client and after the last
-COHORTS = np.array([[0, 2, 1, 5], [4, 3, 2, 0], [2, 6, 1, 3]], np.int32)
-ROUNDS, COHORT = COHORTS.shape
-STARTS = np.cumsum([GAP, *(count + GAP for count in COUNTS)])[:-1]
-
-
-def examples(client):
-    """Each client has its own linear map to learn, and noise."""
-    rng = np.random.default_rng(client)
-    x = rng.normal(size=(COUNTS[client], 3))
-    return x, x @ rng.normal(size=(3, 2)) + 0.1 * rng.normal(size=(COUNTS[client], 2))
-
-
-def federation(junk=0.0, data=None, counts=COUNTS):
-    """The clients' examples, or `data` in their place, with gaps full of `junk` between them."""
-    rows = sum(COUNTS) + GAP * (len(COUNTS) + 1)
-    x, y = np.full((rows, 3), junk), np.full((rows, 2), junk)
-    for client, start in enumerate(STARTS):
-        own = slice(start, start + COUNTS[client])
-        x[own], y[own] = examples(client) if data is None else data(client)
-    start, count = (jnp.asarray(np.array(each, np.int32)) for each in (STARTS, counts))
-    return Shards(jnp.asarray(x), jnp.asarray(y), start, count, max(COUNTS), len(COUNTS))
-
-
-def with_huge(*clients):
-    """Finite examples of these clients, so large that their gradients are not finite."""
-    huge = {
-        client: (np.full((COUNTS[client], 3), 1e200), examples(client)[1]) for client in clients
-    }
-    return federation(data=lambda client: huge.get(client) or examples(client))
-
-
-def init(key):
-    return {"hidden": {"kernel": random.normal(key, (3, 2))}, "bias": jnp.zeros(2)}
-
-
-def apply(params, x):
-    return x @ params["hidden"]["kernel"] + params["bias"][None]
-
-
-MODEL = fedda.Model(init, apply)
-# Unequal clients take 2 to 4 local steps a visit; some batches are short, some span two epochs.
 SETTINGS = {
     "batch": 3,
     "local_work": 2,
@@ -101,33 +69,23 @@ def as_parts(outputs, y):
     return 3 * squared_error(outputs, y), jnp.full(len(y), 3.0)
 
 
-TASK = Task(MODEL, squared_error, Plan(3, 2, "epochs"), train_metrics=(again, as_parts))
-SILENT = TASK._replace(train_metrics=())  # for an algorithm that tells of no metrics
-PLAIN = Layout()
+TASK = PLAIN_TASK._replace(train_metrics=(again, as_parts))
 
 
-def play(*arguments, **keywords):
-    """The run after some rounds with these cohorts."""
-    run, _ = played(*arguments, **keywords)
-    return run
-
-
-def played(algorithm, hp=None, shards=None, cohorts=COHORTS, seed=0, rounds=ROUNDS):
-    """That run, and the training losses and metrics of its rounds."""
-    shards = federation() if shards is None else shards
-    hp = api.traced(algorithm.Hyper() if hp is None else hp, MODEL)
-    run = begin(algorithm, MODEL, False, shards.num_clients)(hp, random.key(seed))
-    span = Span(first=0, last=rounds, cohorts=cohorts, shards=shards)
-    return segment(algorithm, TASK, PLAIN, False)(hp, run, random.key(seed), span)
+@functools.cache
+def case(variant):
+    """The checks of a variant share its programs. An option may set a hyper-parameter aside."""
+    unused = variant.algorithm.Hyper._fields if variant.chosen else ()
+    return case_of(variant.algorithm, TASK, unused)
 
 
 def simulated(variant, rounds, seed=0, **hyper):
-    """The state and the history of a run whose cohorts are drawn, by the program of `play`."""
+    """The state and the history of a run whose cohorts are drawn, by the program of the checks."""
     setup, chosen = api.prepare(
         variant.name, MODEL, federation(), squared_error,
         rounds=rounds, **SETTINGS, **dict(variant.chosen), **hyper,
     )  # fmt: skip
-    setup = setup._replace(task=TASK, layout=PLAIN)
+    setup = setup._replace(algorithm=case(variant).algorithm, task=TASK, layout=PLAIN)
     rows = []
     for evaluation in train(setup, api.traced(chosen, MODEL), [seed]):
         rows.append(evaluation.row)
@@ -138,20 +96,6 @@ def simulated(variant, rounds, seed=0, **hyper):
 
 
 every_name = pytest.mark.parametrize("name", algorithms.names())
-
-
-def moved(value):
-    """Another number that any domain with (0, 1) in it allows; 0.46 is the only one it keeps."""
-    return 0.5 * value + 0.23
-
-
-# ------------------------------------------------------------------------------ comparisons
-
-
-def differ(one, other, tolerance=1e-9):
-    """Whether two trees differ by more than rounding."""
-    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
-    return any(np.abs(np.asarray(a) - np.asarray(b)).max() > tolerance for a, b in pairs)
 
 
 # ---------------------------------------------------------------- what a module says of itself
@@ -223,61 +167,14 @@ def test_the_models_sent_are_as_declared_and_as_the_docstring_says(variant):
     assert (str(down), str(up)) in [row[:2] for row in (stated if variant.chosen else named[:1])]
 
 
-# ------------------------------------------------------------------------- the shape of a round
+# -------------------------------------------------------------------------------- the contract
 
 
-@pytest.mark.parametrize("double", [True, False], ids=["float64", "float32"])
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @every_variant
-def test_a_round_keeps_structure_shapes_and_dtypes(variant, double):
-    with jax.enable_x64(double):
-        assert_a_round_keeps_types(variant.algorithm, MODEL)
-
-
-@every_variant
-def test_a_round_keeps_dtypes_of_parameters_in_mixed_precision(variant):
-    def mixed(key):
-        params = init(key)
-        return params | {"bias": params["bias"].astype("bfloat16")}
-
-    with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
-        assert_a_round_keeps_types(variant.algorithm, fedda.Model(mixed, apply))
-
-
-def assert_a_round_keeps_types(algorithm, model):
-    shards, hp = federation(), api.traced(algorithm.Hyper(), model)
-    task = TASK._replace(model=model)
-
-    def at_the_start(hp):
-        run = begin(algorithm, model, False, shards.num_clients)(hp, random.key(0))
-        return run.state, run.memory
-
-    def after_a_round(hp, state, memory):
-        add_up = functools.partial(sum_over_clients, Layout(chunk=3))
-        return one_round(
-            algorithm, task, add_up, hp=hp, state=state, memory=memory,
-            shards=shards, cohort=jnp.asarray(COHORTS[0]), key=random.key(0),
-        )[:2]  # fmt: skip
-
-    def types(values):
-        return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.weak_type), values)
-
-    before = jax.eval_shape(at_the_start, hp)
-    after = jax.eval_shape(after_a_round, hp, *before)
-    assert jax.tree.structure(before) == jax.tree.structure(after)
-    assert types(before) == types(after)
-    assert before[0].params == jax.eval_shape(model.init, random.key(0))
-    assert all(leaf.shape[0] == len(COUNTS) for leaf in jax.tree.leaves(before[1]))
-
-
-@every_variant
-def test_one_program_for_any_numbers_and_any_number_of_rounds(variant, compilations):
-    simulated(variant, ROUNDS)
-    compilations.clear()
-    defaults = variant.algorithm.Hyper._field_defaults
-    for rounds in (1, ROUNDS + 1, 3 * ROUNDS):
-        hyper = {field: moved(value) for field, value in defaults.items()}
-        simulated(variant, rounds, seed=rounds, **hyper)
-    assert not {"jit(segment)", "jit(begin)"} & {*compilations}
+def test_the_contract(variant, check):
+    """What `fedda.testing.check_algorithm` checks for anybody's algorithm."""
+    check(case(variant))
 
 
 @every_variant
@@ -293,21 +190,10 @@ def test_history_counts_every_byte(variant):
     assert up > 0
 
 
-# ----------------------------------------------------------------------- what a round depends on
-
-
-@every_variant
-def test_equal_seeds_agree_and_different_seeds_differ(variant):
-    first, again, other = (simulated(variant, ROUNDS, seed) for seed in (0, 0, 1))
-    assert_same(first[0], again[0])
-    assert str(first[1]) == str(again[1])  # as text, for NaN is not itself
-    assert differ(first[0].params, other[0].params)
-
-
 @every_variant
 def test_the_order_of_batches_depends_on_the_seed(variant):
     # Same start and same cohorts: what is left for the key of the rounds is the order of batches.
-    algorithm, shards = variant.algorithm, federation()
+    algorithm, shards = case(variant).algorithm, federation()
     hp = api.traced(algorithm.Hyper(), MODEL)
 
     def rounds(seed):
@@ -315,80 +201,16 @@ def test_the_order_of_batches_depends_on_the_seed(variant):
         span = Span(first=0, last=ROUNDS, cohorts=COHORTS, shards=shards)
         return segment(algorithm, TASK, PLAIN, False)(hp, run, random.key(seed), span)[0]
 
-    assert differ(rounds(0).state.params, rounds(1).state.params)
-
-
-@every_name
-def test_every_hyper_parameter_matters(name):
-    # ... with some option at least: an option may set a part of the algorithm aside.
-    def matters(algorithm, field):
-        value = moved(algorithm.Hyper._field_defaults[field])
-        assert registry.domains(algorithm.Hyper)[field].allows(value)
-        changed = play(algorithm, algorithm.Hyper(**{field: value}))
-        return differ(play(algorithm).state.params, changed.state.params)
-
-    records = [variant.algorithm for variant in VARIANTS if variant.name == name]
-    for field in records[0].Hyper._fields:
-        assert any(matters(algorithm, field) for algorithm in records), field
+    assert differ(rounds(0).state.params, rounds(1).state.params, 1e-9)
 
 
 @every_variant
 def test_metrics_in_training_are_of_the_examples_that_the_loss_is_of(variant):
     """Also where some phases have nothing to tell, or some clients are left out."""
     for shards in (federation(), with_huge(5)):
-        _, tally = played(variant.algorithm, shards=shards)
+        _, tally = played(case(variant).algorithm, task=TASK, shards=shards)
         assert tally.loss > 0
         np.testing.assert_allclose(tally.metrics, [tally.loss] * 2, rtol=1e-12)
-
-
-@every_variant
-def test_rows_of_nobody_have_exactly_no_effect(variant):
-    clean = play(variant.algorithm)
-    for junk in (np.nan, 1e30):
-        assert_same(clean, play(variant.algorithm, shards=federation(junk)))
-
-
-@every_variant
-def test_clients_that_are_not_asked_have_exactly_no_effect(variant):
-    absent = set(CLIENTS) - set(COHORTS.ravel().tolist())
-    assert absent, "the cohorts leave someone out"
-
-    def poisoned(client):
-        x, y = examples(client)
-        return (np.nan * x, np.nan * y) if client in absent else (x, y)
-
-    clean = play(variant.algorithm)
-    assert_same(clean, play(variant.algorithm, shards=federation(data=poisoned)))
-
-
-@every_variant
-def test_runs_together_order_layout_gaps_and_empty_clients_change_only_rounding(variant):
-    # One program against another that differs in all of these: two runs with numbers and seeds of
-    # their own are trained together, the cohorts are in another order and lack the empty client,
-    # the store has no gaps, and of two devices each takes its clients one by one, the last of them
-    # an absent one. What is left is the order of the server's sum.
-    algorithm, seeds = variant.algorithm, (0, 3)
-    defaults = algorithm.Hyper._field_defaults
-    other = {field: moved(value) for field, value in defaults.items()}
-    hypers = [algorithm.Hyper(), algorithm.Hyper(**other)]
-    alone = [played(algorithm, hp, seed=seed) for hp, seed in zip(hypers, seeds, strict=True)]
-    compact = from_clients([examples(client) for client in CLIENTS])
-    cohorts = np.array([[c for c in reversed(cohort) if COUNTS[c]] for cohort in COHORTS], np.int32)
-    assert cohorts.shape == (ROUNDS, COHORT - 1)
-    hps, keys = [api.traced(hp, MODEL) for hp in hypers], [random.key(seed) for seed in seeds]
-    starts = map(begin(algorithm, MODEL, False, compact.num_clients), hps, keys)
-    hp, run = (jax.tree.map(lambda *leaves: np.stack(leaves), *trees) for trees in (hps, starts))
-    layout = Layout(chunk=1, mesh=Mesh(np.array(jax.devices()[:2]), ("clients",)))
-    span = Span(first=0, last=ROUNDS, cohorts=np.stack([cohorts] * 2), shards=compact)
-    together = segment(algorithm, TASK, layout, True)(hp, run, jnp.stack(keys), span)
-    for number, expected in enumerate(alone):
-        assert_near(expected, jax.tree.map(lambda leaf, i=number: np.asarray(leaf)[i], together))
-    assert differ(*(run.state.params for run, _ in alone))
-
-
-@every_variant
-def test_order_of_the_cohort_changes_only_rounding(variant):
-    assert_near(play(variant.algorithm), play(variant.algorithm, cohorts=COHORTS[:, ::-1].copy()))
 
 
 REDUCTIONS = [r for module in registry.modules() for r in getattr(module, "reductions", ())]
@@ -397,47 +219,20 @@ REDUCTIONS = [r for module in registry.modules() for r in getattr(module, "reduc
 @pytest.mark.parametrize("reduction", REDUCTIONS, ids=lambda r: f"{r.name}-{r.other}")
 def test_declared_reductions_hold(reduction):
     # For the defaults, and for any other value of what the two have in common and do not fix.
-    one = algorithms.get(reduction.name, **reduction.options)
-    other = algorithms.get(reduction.other)
+    one, other = (
+        case(Variant(name, tuple(options.items()))).algorithm
+        for name, options in ((reduction.name, reduction.options), (reduction.other, {}))
+    )
     fixed = {*reduction.hyper, *reduction.other_hyper}
     shared = (set(one.Hyper._fields) & set(other.Hyper._fields)) - fixed
-    free = {field: moved(one.Hyper._field_defaults[field]) for field in shared}
+    free = {field: value for field, value in other_values(one).items() if field in shared}
     for values in ({}, free):
-        left = play(one, one.Hyper(**reduction.hyper, **values))
-        right = play(other, other.Hyper(**reduction.other_hyper, **values))
+        left, _ = played(one, one.Hyper(**reduction.hyper, **values), task=TASK)
+        right, _ = played(other, other.Hyper(**reduction.other_hyper, **values), task=TASK)
         assert_near(left.state.params, right.state.params)
 
 
 # ------------------------------------------------------------------- clients that are not finite
-
-
-@every_variant
-def test_a_client_that_is_not_finite_counts_as_absent(variant):
-    # Absent, exactly: as if it had no examples.
-    bad = 1
-    algorithm = variant.algorithm
-    without = [0 if client == bad else count for client, count in enumerate(COUNTS)]
-    run, expected = (
-        play(algorithm, shards=with_huge(bad)),
-        play(algorithm, shards=federation(counts=without)),
-    )
-    assert_same((run.state, run.memory), (expected.state, expected.memory))
-    assert tree.all_finite(run.state)
-    visits = sum(bad in cohort for cohort in COHORTS)
-    assert run.nonfinite == visits * len(algorithm.phases) > 0
-    assert (expected.nonfinite, run.skipped, expected.skipped) == (0, 0, 0)
-
-
-@every_variant
-def test_a_round_with_no_finite_client_never_happened(variant):
-    bad = set(COHORTS[-1].tolist()) - {2}
-    cohorts = np.array([[0, 4, 5, 7], [5, 0, 7, 2], COHORTS[-1]], np.int32)
-    shards = with_huge(*bad)
-    before = play(variant.algorithm, shards=shards, cohorts=cohorts, rounds=2)
-    after = play(variant.algorithm, shards=shards, cohorts=cohorts, rounds=3)
-    assert_same((before.state, before.memory), (after.state, after.memory))
-    assert (before.skipped, after.skipped) == (0, 1)
-    assert after.nonfinite > before.nonfinite
 
 
 def test_history_counts_what_was_not_finite():
@@ -538,6 +333,7 @@ LEDGER = Algorithm(
     ),
 )
 PRESENT = np.array(COUNTS) > 0
+SILENT = PLAIN_TASK  # this algorithm reports no metrics
 
 
 def labelled(poison=(), phases=(0, 1)):
