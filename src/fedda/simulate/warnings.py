@@ -31,7 +31,7 @@ def about_data(shards: Shards | Feed) -> list[str]:
     if not len(varying):
         return []
     least, most = (int(varying[find(scales[varying])]) for find in (np.argmin, np.argmax))
-    if scales[most] <= DIFFERENT * scales[least]:
+    if scales[most] / DIFFERENT <= scales[least]:  # the product could overflow
         return []
     return [
         f"the features have very different scales: column {most} of x spans {scales[most]:.3g}, "
