@@ -16,7 +16,7 @@ import numpy as np
 
 from fedda import algorithms
 from fedda.algorithms.registry import domains, plain
-from fedda.core import check_algorithm, tree
+from fedda.core import check_structure, tree
 from fedda.core.algorithm import Algorithm
 from fedda.core.losses import as_measure, as_measures
 from fedda.core.task import ExampleWise, Task
@@ -533,7 +533,7 @@ def _prepare(
 ) -> tuple[Setup, Any]:
     model, loss, cohort = given.model, given.loss, given.cohort
     if isinstance(given.algorithm, Algorithm):
-        check_algorithm.check_parts(given.algorithm)
+        check_structure.check_parts(given.algorithm)
     record, values = algorithms.configure(given.algorithm, hyper, (*KEYWORDS, *other_keywords))
     clients, test = given.clients, given.test
     if isinstance(clients, Federation):
@@ -553,7 +553,7 @@ def _prepare(
     hp = traced(values, model)
     kept = tree.nbytes(jax.eval_shape(record.memory, hp, model.shapes()))
     if isinstance(given.algorithm, Algorithm):
-        check_algorithm.check_work(record, hp, task, example(shards))
+        check_structure.check_work(record, hp, task, example(shards))
     chunk = given.chunk
     if chunk is None:
         size = tree.nbytes(model.shapes())

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from fedda.core.algorithm import Algorithm
-from fedda.core.check_algorithm import check_parts
+from fedda.core.check_structure import check_parts
 from fedda.errors import InputError
 
 HOW = "Define one, as in docs/own_algorithm.md: name = fedda.Algorithm(...)"

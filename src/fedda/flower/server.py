@@ -22,7 +22,7 @@ from jax import random
 from fedda import algorithms, api
 from fedda.core import tree
 from fedda.core.algorithm import Algorithm, Phase
-from fedda.core.check_algorithm import check_parts
+from fedda.core.check_structure import check_parts
 from fedda.core.round import merged
 from fedda.core.tree import PyTree
 from fedda.data.federation import from_clients

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from fedda import api
 from fedda.core.algorithm import Algorithm
-from fedda.core.check_algorithm import check_work
+from fedda.core.check_structure import check_work
 from fedda.core.task import Task
 from fedda.core.tree import PyTree
 from fedda.data.federation import checked_pair, from_clients

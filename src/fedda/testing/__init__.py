@@ -6,7 +6,7 @@ import jax
 
 from fedda import api
 from fedda.core.algorithm import Algorithm
-from fedda.core.check_algorithm import check_parts, check_work
+from fedda.core.check_structure import check_parts, check_work
 from fedda.errors import InputError, unknown_setting
 from fedda.testing.checks import CHECKS, case_of
 from fedda.testing.federation import MODEL, TASK, federation
@@ -57,7 +57,19 @@ def check_algorithm(algorithm: Algorithm, unused: Collection[str] = ()) -> None:
         if name not in algorithm.Hyper._fields:
             raise unknown_setting("hyper-parameter in unused", name, algorithm.Hyper._fields)
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
-        check_work(algorithm, api.traced(algorithm.Hyper(), MODEL), TASK, federation())
+        _check_structure(algorithm)
         case = case_of(algorithm, unused=unused)
         for check in CHECKS:
             check(case)
+
+
+def _check_structure(algorithm: Algorithm) -> None:
+    try:
+        check_work(algorithm, api.traced(algorithm.Hyper(), MODEL), TASK, federation())
+    except jax.errors.ConcretizationTypeError as error:
+        (reason, *_) = str(error).splitlines()
+        raise InputError(
+            "init, send, work and merge are compiled once for all values, but one of them uses a "
+            f"value in Python code, such as `if`, `while` or `float`: {reason} Use jnp.where, "
+            "jax.lax.cond or jnp.asarray instead."
+        ) from error

@@ -349,8 +349,7 @@ def check_lost_round(case: Case) -> None:
     )
     check_equal(
         "a round without any finite upload", before, after,
-        "The state must become non-finite if all weights are 0: do not guard the division of a "
-        "mean.",
+        "Every upload must pass on a number that is not finite.",
     )  # fmt: skip
 
 

@@ -1,4 +1,7 @@
-"""Check an `Algorithm` that a user has written, before the first round."""
+"""Check the structure of an `Algorithm` that a user has written, before every run.
+
+Nothing is computed. `fedda.testing.check_algorithm` checks what an algorithm computes.
+"""
 
 from typing import Any, get_type_hints
 
