@@ -15,6 +15,7 @@ pytest.importorskip("flwr")
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
 from fedda.flower import aggregation, messages, serve
+from fedda.flower.outliers import measure
 from helpers.flower_problem import (
     LAST,
     ROUNDS,
@@ -95,7 +96,10 @@ def test_entries_whose_squares_overflow_are_refused_also_where_few_reply(cohort)
             return [reply]
         return [with_arrays(reply, lambda a: Array(np.full(a.shape, 1e200)))]
 
-    served = serve(grid(spoil), settings(cohort=cohort, most_weight=1e300, most_norm_ratio=None))
+    served = serve(
+        grid(spoil),
+        settings(cohort=cohort, most_weight=1e300, most_norm_ratio=None, most_sum_ratio=None),
+    )
     assert set(served.events_by_client) == {"client 2 (node 102)"}
     assert served.events.keys() == {"refused_replies"}
     assert served.history[-1]["skipped_rounds"] == 0
@@ -150,12 +154,14 @@ def test_the_norm_of_a_part_is_taken_after_it_was_divided_by_its_weight():
             arrays[name] = Array(np.asarray(arrays[name].numpy() * 1e6))
         return [changed(reply, upload=ArrayRecord(arrays))]
 
-    bounds = {"most_norm": 50.0, "most_weight_ratio": None}
+    bounds = {"most_norm": 50.0, "most_weight_ratio": None, "most_sum_ratio": None}
     assert not serve(grid(spoil), settings("scaffold", **bounds)).events
 
 
 def test_a_weight_out_of_proportion_is_lowered_and_its_mean_stays():
     """Client 2 has 1e6 times its examples: it counts as 30 times the median, and is named.
+
+    There is no limit on what it adds to the sum, which would lower its weight further.
 
     The median of the weights of clients 0 to 3 is 5.5, so that client 2 weighs 165 instead of 7.
     """
@@ -170,7 +176,7 @@ def test_a_weight_out_of_proportion_is_lowered_and_its_mean_stays():
             reply = with_arrays(reply, lambda a: Array(np.asarray(a.numpy() * (165 / 7))))
         return [reply]
 
-    everyone = settings("fedavg", cohort=4)
+    everyone = settings("fedavg", cohort=4, most_sum_ratio=None)
     served = serve(grid(spoil), everyone)
     assert served.events_by_client == {"client 2 (node 102)": {"lowered_weights": ROUNDS}}
     assert_same(served.state, serve(grid(honest), everyone).state)
@@ -252,6 +258,6 @@ def test_the_norms_of_a_round_are_logged(caplog):
 def test_sums_over_clients_are_in_float32_at_least():
     """In bfloat16 the sum of a thousand ones is 256: adding 1 to it changes nothing."""
     ones = {"a": jnp.ones(2, jnp.bfloat16), "b": np.ones((), np.float16)}
-    reply = aggregation.Reply(ones, aggregation.NO_REPORT, aggregation.measure(ones))
+    reply = aggregation.Reply(ones, aggregation.NO_REPORT, measure(ones, ones))
     total = aggregation.Aggregate.of(dict.fromkeys(range(1000), reply)).upload
     jax.tree.map(lambda leaf: np.testing.assert_array_equal(leaf, 1000.0), total)

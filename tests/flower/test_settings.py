@@ -38,6 +38,8 @@ WRONG_STATE = FEDAVG._replace(
         ({"most_weight": np.nan}, "most_weight must be a positive number"),
         ({"most_norm_ratio": 0.5}, "most_norm_ratio must be a number of at least 1, or None"),
         ({"most_weight_ratio": 0}, "most_weight_ratio must be a number of at least 1, or None"),
+        ({"most_sum_ratio": np.nan}, "most_sum_ratio must be a number of at least 1, or None"),
+        ({"most_loss_ratio": 1.5}, "most_loss_ratio needs a test set"),
         ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
         ({"algorithm": "fedada"}, "unknown algorithm 'fedada'"),
         ({"chosen": {"beta9": 1}}, "unknown .* 'beta9'"),
@@ -46,7 +48,7 @@ WRONG_STATE = FEDAVG._replace(
         ({"task": TASK.model}, "task must be a fedda.core.task.Task, got Model"),
         (
             {"task": TASK._replace(loss=cross_entropy)},
-            "y of the clients must hold one whole number",
+            "y of the clients must hold the class of each example",
         ),
         ({"task": TASK._replace(loss=lambda outputs, y: 1.0)}, "one number for each example"),
         ({"example": (np.zeros((1, 4)), np.zeros((1, 2)))}, "cannot be applied to examples"),

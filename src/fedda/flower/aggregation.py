@@ -1,11 +1,10 @@
 """Sum the uploads of a phase, and check every reply as if its sender were malicious.
 
-A reply is first checked alone, and then compared with the median over this round and the rounds
-before. So a single client can neither make the sum overflow nor outweigh the others by far.
-`docs/flower.md` describes attacks that these checks do not stop.
+A reply is first checked alone, and then compared with the others (see `outliers`). So a single
+client can neither make the sum overflow nor outweigh the others. `docs/flower.md` describes attacks
+that these checks do not stop.
 """
 
-from collections import deque
 from collections.abc import Iterable, Mapping
 from functools import reduce
 from typing import Any, NamedTuple
@@ -16,19 +15,18 @@ import numpy as np
 from flwr.app import ArrayRecord, RecordDict
 
 from fedda.core.algorithm import Phase, Seen
-from fedda.core.local import Weighted, is_counter, is_weighted
+from fedda.core.local import Weighted, is_weighted
 from fedda.core.task import Plan
 from fedda.core.tree import PyTree
 from fedda.flower import messages
 from fedda.flower.messages import NOT_FINITE, MessageError, NotFiniteError, Order
+from fedda.flower.outliers import Comparison, Size, measure, norm_of
 from fedda.flower.settings import Settings
 from fedda.flower.state import log
 from fedda.flower.transport import Transport
 from fedda.simulate.cohort import work_of
 from fedda.transforms.compression import on_weighted
 
-FEWEST = 3  # the fewest replies whose median a single malicious client cannot choose
-RECENT = 20  # the number of earlier replies to compare with
 LARGEST_LOSS = float(np.finfo(np.float32).max)  # of one example; sums of such losses are finite
 NO_REPORT = Weighted(np.float64(0), np.float64(0))
 
@@ -50,14 +48,6 @@ class Exchange(NamedTuple):
     def content(self, client: int) -> RecordDict:
         """Return the content of the message to a client."""
         return RecordDict({**self.orders[client].records(), "message": self.message})
-
-
-class Size(NamedTuple):
-    """The size of an upload. Weighted parts are divided by their weights."""
-
-    norm: float  # the norm of all entries except counters
-    counters: list[float]
-    weights: list[float]
 
 
 class Reply(NamedTuple):
@@ -96,7 +86,7 @@ class PlainAggregator:
 
     def __init__(self, transport: Transport, settings: Settings) -> None:
         self.transport, self.settings = transport, settings
-        self.recent = deque[Size](maxlen=RECENT)
+        self.comparison = Comparison(settings)
 
     def sum(self, exchange: Exchange) -> Aggregate:
         """Send the messages of a phase, and return the sum of the replies that pass all checks.
@@ -120,9 +110,7 @@ class PlainAggregator:
             norms = [reply.size.norm for reply in replies.values()]
             text = "the norms of %d uploads have the median %g; the largest is %g"
             log.debug(text, len(norms), np.median(norms), max(norms))
-        self._compare(replies, measure(exchange.params).norm)
-        for client in sorted(replies):
-            self.recent.append(replies[client].size._replace(weights=_weights(replies[client])))
+        self._compare(replies, exchange.params)
         return Aggregate.of(replies)
 
     def _read(self, exchange: Exchange, client: int, content: RecordDict) -> Reply:
@@ -152,7 +140,7 @@ class PlainAggregator:
         for weight in _weights(upload):
             if not 0 < weight <= limit:
                 raise MessageError(f"its weight is {weight:g}, not above 0 and at most {limit:g}")
-        size, limit = measure(upload), self.settings.most_norm or np.inf
+        size, limit = measure(upload, exchange.params), self.settings.most_norm or np.inf
         if size.norm > limit:
             raise MessageError(f"its norm is {size.norm:g}, more than most_norm, {limit:g}")
         return Reply(upload=upload, seen=Weighted(*map(np.float64, report)), size=size)
@@ -174,54 +162,25 @@ class PlainAggregator:
             f"it reports the loss {loss:g} over {examples:g} examples, at most {limit:g} expected"
         )
 
-    def _compare(self, replies: dict[int, Reply], model_norm: float) -> None:
-        """Refuse replies with a disproportionate norm or counter, and lower such weights.
+    def _compare(self, replies: dict[int, Reply], params: PyTree) -> None:
+        """Refuse replies that are out of proportion, and lower the weights of others."""
 
-        A norm up to that of the model is always allowed: it does no harm, and late in training the
-        median may be tiny. A counter is a number of local steps, or at most 1. The number of
-        processed examples is also a weight, that of the client's mean loss.
-        """
-        ratio = self.settings.most_weight_ratio
-        sizes = [*self.recent, *(reply.size for reply in replies.values())]
-        norm_limit = _limit([size.norm for size in sizes], self.settings.most_norm_ratio)
-        norm_limit = max(norm_limit, model_norm)
-        counter_limits = np.maximum(1.0, _limit([size.counters for size in sizes], ratio))
-        for client, (_, _, (norm, counters, _)) in [*replies.items()]:
-            possible = np.less_equal(0, counters) & np.less_equal(counters, counter_limits)
-            if norm > norm_limit or not possible.all():
-                fault = f"its norm is {norm:g}, limit {norm_limit:g}; its counters are {counters}, "
-                self.transport.refuse(client, MessageError(f"{fault}limits 0 to {counter_limits}"))
-                del replies[client]
-        weights = [*(size.weights for size in self.recent), *map(_weights, replies.values())]
-        limits = _limit(weights, ratio if self.settings.most_weight is None else None)
-        limits = np.where(limits > 0, limits, np.inf)
-        for client, reply in replies.items():
-            lowered = np.minimum(_weights(reply), limits).tolist()
-            if lowered != _weights(reply):
-                fault = f"its weights {_weights(reply)} were lowered to {lowered}"
-                self.transport.note("lowered_weights", client, f"{fault} by most_weight_ratio")
-                replies[client] = _with_weights(reply, lowered)
+        def sizes() -> dict[int, Size]:
+            return {
+                key: reply.size._replace(weights=_weights(reply)) for key, reply in replies.items()
+            }
 
-
-def _limit(values: list[Any], ratio: float | None) -> Any:
-    """Return `ratio` times the median of the values, or infinity if there are too few values."""
-    if ratio is None or len(values) < FEWEST:
-        return np.full(np.shape(values)[1:], np.inf)
-    return ratio * np.median(values, axis=0)
-
-
-def measure(upload: PyTree) -> Size:
-    """Return the size of an upload, or of a model."""
-    square, counters = 0.0, list[float]()
-    for part in jax.tree.leaves(upload, is_leaf=lambda part: is_weighted(part) or is_counter(part)):
-        weight, values = (float(part.weight), part.sum) if is_weighted(part) else (1.0, part)
-        for leaf in jax.tree.leaves(values, is_leaf=is_counter):
-            if is_counter(leaf):
-                counters += [float(count) / weight for count in jax.tree.leaves(leaf)]
-            else:
-                with np.errstate(over="ignore"):  # an infinite norm exceeds every limit
-                    square += float(np.square(np.asarray(leaf, np.float64) / weight).sum())
-    return Size(norm=float(np.sqrt(square)), counters=counters, weights=_weights(upload))
+        for client, fault in self.comparison.faults(sizes(), norm_of(params)).items():
+            self.transport.refuse(client, MessageError(fault))
+            del replies[client]
+        for client, lowered in self.comparison.lowered(sizes()).items():
+            reply, weights = replies[client], _weights(replies[client])
+            if lowered != weights:
+                fault = f"its weights {weights} were lowered to {lowered}"
+                self.transport.note("lowered_weights", client, fault)
+                reply = _with_weights(reply, lowered)
+                replies[client] = reply._replace(size=measure(reply.upload, params))
+        self.comparison.accepted += sizes().values()
 
 
 def _weights(parts: PyTree) -> list[float]:

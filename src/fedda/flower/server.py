@@ -2,8 +2,9 @@
 
 In every phase the server asks clients, waits for them until the deadline, adds up the valid replies
 and merges the sum as a simulation does. A round with too few replies is repeated. A round whose sum
-is not finite is skipped, on the server and on its clients. The server saves its state after every
-round, and continues from there when it is started again.
+is not finite, or that raises the loss on the test set too much, is skipped, on the server and on
+its clients. The server saves its state after every round, and continues from there when it is
+started again.
 """
 
 import json
@@ -201,7 +202,8 @@ class Server:
             raise AggregationError(f"{size} clients are there, {least} are needed")
         drawn = draw_cohort(self.settings.seed, number, len(everyone), size)
         cohort = self.asked = [everyone[place] for place in drawn]
-        state, counted, finite = self.state, dict(self.progress.counted), True
+        state, counted = self.state, dict(self.progress.counted)
+        finite, worse = True, False
         loss = examples = 0.0
         for place, phase in enumerate(self.algorithm.phases):
             orders = {client: self.order(place, client, counted) for client in cohort}
@@ -210,6 +212,10 @@ class Server:
             if not usable:
                 total = self.without_culprits(phase, state, total)
                 after, usable = self.merge(phase, state, total.upload)
+            if phase is self.algorithm.phases[-1] and finite and usable and self.is_worse(after):
+                total = self.without_suspect(phase, state, total)
+                after, usable = self.merge(phase, state, total.upload)
+                worse = self.is_worse(after)
             if len(total.counted) < least:
                 raise AggregationError(f"{len(total.counted)} of {len(cohort)} replies were valid")
             replies.append(f"{len(total.counted)}/{len(cohort)}")
@@ -218,13 +224,18 @@ class Server:
             loss += float(total.seen.loss)
             examples += float(total.seen.examples)
         if not finite:
-            self.outcome = "skipped: the sum was not finite"
-            self.progress.event("unusable_sums", f"{self.title()} {self.outcome}")
-            self.progress.skipped_rounds += 1
-            return
+            return self.skip("unusable_sums", "skipped: the sum was not finite")
+        if worse:
+            return self.skip("rolled_back_rounds", "rolled back: the loss on the test set rose")
         self.state, self.progress.counted = state, counted
         self.progress.train_loss = loss / examples if examples else None
         self.outcome = f"replies {', '.join(replies)}"  # of each phase
+
+    def skip(self, event: str, outcome: str) -> None:
+        """Leave the state as it was before the round."""
+        self.outcome = outcome
+        self.progress.event(event, f"{self.title()} {outcome}")
+        self.progress.skipped_rounds += 1
 
     def compare_population(self, count: int) -> None:
         """Report a change after which a mean over the memory of all clients is wrong."""
@@ -301,6 +312,43 @@ class Server:
             self.transport.refuse(client, reason)
         return Aggregate.of(valid)
 
+    def is_worse(self, after: Any) -> bool:
+        """Return whether the loss on the test set exceeds `most_loss_ratio` times that before."""
+        ratio = self.settings.most_loss_ratio
+        if ratio is None:
+            return False
+        return not self.test_loss(after) <= ratio * self.test_loss(self.state)
+
+    def without_suspect(self, phase: Phase, state: Any, total: Aggregate) -> Aggregate:
+        """Return the sum without the reply that raises the loss on the test set most.
+
+        If the loss remains too high without any single reply, no client is to blame, and the sum
+        stays as it is.
+        """
+        losses, sums = dict[int, float](), dict[int, Aggregate]()
+        for client in total.replies if len(total.replies) > 1 else ():
+            others = {key: reply for key, reply in total.replies.items() if key != client}
+            sums[client] = Aggregate.of(others)
+            after, _ = self.merge(phase, state, sums[client].upload)
+            if not self.is_worse(after):
+                losses[client] = self.test_loss(after)
+        if not losses:
+            return total
+        suspect = min(losses, key=losses.__getitem__)
+        reason = "with its reply, the loss on the test set exceeds most_loss_ratio"
+        self.transport.refuse(suspect, MessageError(reason))
+        return sums[suspect]
+
+    def test_loss(self, state: Any) -> float:
+        """Return the loss on the test set."""
+        return float(self.test_metrics(state.params)["loss"])
+
+    def test_metrics(self, params: PyTree) -> Row:
+        """Return the metrics on the test set."""
+        evaluate = simulate.evaluate(self.settings.task, False, None)
+        found = evaluate(params, *(self.settings.test or ()))
+        return {name: float(value) for name, value in found.items()}
+
     def row(self) -> Row:
         """Return the metrics of the last round, as in a simulation."""
         progress, settings = self.progress, self.settings
@@ -313,9 +361,7 @@ class Server:
         """Return the metrics of the current model."""
         metrics: Row = {}
         if self.settings.test is not None:
-            evaluate = simulate.evaluate(self.settings.task, False, None)
-            found = evaluate(self.state.params, *self.settings.test)
-            metrics |= {name: float(value) for name, value in found.items()}
+            metrics |= self.test_metrics(self.state.params)
         if self.settings.evaluate is not None:
             metrics |= self.settings.evaluate(self.state.params)
         return metrics

@@ -76,10 +76,12 @@ class Secure(NamedTuple):
 class Settings(NamedTuple):
     """Settings of a federation.
 
-    The last limits compare a reply with the median of the replies of this round and the 20 replies
-    before. A reply is refused if its norm exceeds `most_norm_ratio` times the median and the norm
-    of the model, or if a counter exceeds `most_weight_ratio` times the median. A larger weight is
-    lowered to `most_weight_ratio` times the median, unless `most_weight` is given.
+    The ratios compare each part of an upload, such as FedDA's sum of gradients, with the median of
+    the replies of this round and the 20 accepted replies before. A reply is refused if the norm of
+    a part, after division by the weight, exceeds `most_norm_ratio` times the median, or if a
+    counter exceeds `most_weight_ratio` times the median. The weight of a client is lowered until
+    no part, multiplied by it, has a norm above `most_sum_ratio` times the median, and the weight
+    itself is at most `most_weight_ratio` times the median (unless `most_weight` is given).
 
     Attributes:
         algorithm: A name (`fedda algorithms` lists them) or an algorithm of your own.
@@ -100,7 +102,11 @@ class Settings(NamedTuple):
         most_norm: Limit on the norm of an upload, after division by its weight.
         most_weight: Limit on the weight of an upload: the examples of the largest client.
         most_norm_ratio: Limit on the norm, relative to the median; None: no limit.
+        most_sum_ratio: Limit on what a client adds to a sum, relative to the median; None: no
+            limit.
         most_weight_ratio: Limit on weights and counters, relative to the median; None: no limit.
+        most_loss_ratio: Limit on the loss on `test` after a round, relative to the loss before. A
+            round above it does not count. None: no limit.
         secure: Settings of secure aggregation; the clients then need `secure_mods`.
         directory: Directory for metrics, checkpoints and the summary.
     """
@@ -122,8 +128,10 @@ class Settings(NamedTuple):
     attempts: int = 3
     most_norm: float | None = None
     most_weight: float | None = None
-    most_norm_ratio: float | None = 1000.0
+    most_norm_ratio: float | None = 30.0
+    most_sum_ratio: float | None = 3.0
     most_weight_ratio: float | None = 30.0
+    most_loss_ratio: float | None = None
     secure: Secure | None = None
     directory: Path | None = None
 
@@ -144,13 +152,15 @@ def check(settings: Settings, algorithm: Algorithm, hyper: Any) -> None:
             f"cohort must be at most nodes, which is {settings.nodes}, got {settings.cohort}. "
             "Lower cohort or raise nodes."
         )
-    for name in ("most_norm", "most_weight", "most_norm_ratio", "most_weight_ratio"):
+    for name in (name for name in settings._fields if name.startswith("most_")):
         value, least = getattr(settings, name), 1 if name.endswith("ratio") else 0
         if value is not None and not (value >= least and value > 0):
             kind = "a number of at least 1" if least else "a positive number"
             raise InputError(f"{name} must be {kind}, or None for no limit, got {value}.")
     if not settings.deadline > 0:
         raise InputError(f"deadline must be a positive number of seconds, got {settings.deadline}.")
+    if settings.most_loss_ratio is not None and settings.test is None:
+        raise InputError("most_loss_ratio needs a test set. Give test, or leave it out.")
     if settings.secure is not None:
         settings.secure.check(settings.cohort)
     if settings.secure is not None and (settings.most_norm or settings.most_weight):
