@@ -13,8 +13,9 @@ import sys
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax import random
+from jax import Array, random
 from protocol import Problem
 
 from fedda import api
@@ -90,11 +91,15 @@ def drawn(
     for number in (1, 0, 0):  # the rounds of a run, its first round, the first exchange of that
         key = random.fold_in(key, number)
     shards = from_clients(zip(x, y, strict=True))
-    rows = [
-        setup.task.batches(shards.shard(client), random.fold_in(key, client)).rows.reshape(-1)
-        for client in clients
-    ]
-    return clients, np.stack(rows)
+
+    @jax.jit
+    @jax.vmap
+    def rows(client: Array) -> Array:
+        batches = setup.task.batches(shards.shard(client), random.fold_in(key, client))
+        steps = jnp.arange(settings["steps"])
+        return jax.vmap(lambda step: batches.at(step).rows)(steps).reshape(-1)
+
+    return clients, np.asarray(rows(clients))
 
 
 def main() -> None:

@@ -1,6 +1,5 @@
 """How batches are drawn, and what their gradients are."""
 
-import itertools
 from dataclasses import replace
 from functools import partial
 
@@ -9,14 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import random
-from scipy import stats
 
 from fedda.core import local
 from fedda.core.algorithm import Seen
 from fedda.core.losses import squared_error
-from fedda.core.task import Batch, Plan, Task, shuffled, shuffled_epochs
+from fedda.core.task import Batch, Batches, Plan, Task
 from fedda.data.federation import Shards
 from fedda.models import Model
+from helpers.batches import most_of, read
 
 MODEL = Model(
     lambda key: {"w": random.normal(key, (3, 2)), "b": jnp.ones(2)},
@@ -39,90 +38,21 @@ def task(*plan, **rest):
 
 @partial(jax.jit, static_argnums=0)
 def drawn(task, client, key):
-    """A client's batches, by one program."""
-    return task.batches(client, key)
+    """A client's batches, by one program: their number, rows and masks, and their keys."""
+    batches, most = task.batches(client, key), most_of(task.plan, client)
+    keys = jax.vmap(lambda step: random.key_data(batches.at(step).key))(jnp.arange(most))
+    return *read(batches, most), keys
 
 
-def plausible(observed, expected, freedom):
-    """A chi-square test that a fair generator fails once in a million."""
-    observed = np.asarray(observed)
-    statistic = np.sum((observed - expected) ** 2 / expected)
-    assert stats.chi2.sf(statistic, freedom) > 1e-6, statistic
-
-
-# ---------------------------------------------------------------------------- order of examples
-
-
-def test_one_epoch_alone_is_the_first_of_many():
-    @jax.jit
-    def orders(key, client):
-        return shuffled(key, client, 4), shuffled_epochs(key, client, 27, 4)
-
-    for count in (1, 5, 9):
-        for number in range(20):
-            alone, many = jax.device_get(orders(random.key(number), shard(count, 9)))
-            np.testing.assert_array_equal(alone[:count], many[:count])
-
-
-def test_every_epoch_is_a_permutation():
-    largest, epochs = 9, 4
-
-    @jax.jit
-    @partial(jax.vmap, in_axes=(None, 0))
-    @partial(jax.vmap, in_axes=(0, None))
-    def orders(key, count):
-        return shuffled_epochs(key, shard(count, largest), epochs * largest + 1, 5)
-
-    rows = np.asarray(orders(random.split(random.key(0), 20), jnp.arange(1, largest + 1)))
-    assert rows.shape == (largest, 20, 40)  # 37 numbers, and more to fill batches of 5
-    for count in range(1, largest + 1):
-        whole = 40 // count
-        for order in rows[count - 1]:
-            for epoch in order[: whole * count].reshape(whole, count):
-                assert sorted(epoch) == list(range(count))
-            begun = order[whole * count :]
-            assert len(set(begun)) == len(begun)
-            assert set(begun) <= set(range(count))
-
-
-def test_permutations_are_uniform_and_epochs_independent():
-    # Three examples and two epochs: all 6 x 6 pairs of permutations are equally likely. Neither a
-    # larger client elsewhere nor the epochs that follow may change that.
-    draws = 7200
-
-    @jax.jit
-    @jax.vmap
-    def orders(key):
-        return shuffled_epochs(key, shard(3, 7), 14, 1)
-
-    rows = np.asarray(orders(random.split(random.key(1), draws)))
-    number = {order: i for i, order in enumerate(itertools.permutations(range(3)))}
-    pairs = np.zeros((6, 6))
-    for order in rows:
-        pairs[number[tuple(order[:3])], number[tuple(order[3:6])]] += 1
-    plausible(pairs, draws / 36, freedom=35)
-
-
-def test_an_epoch_that_is_only_begun_is_as_random():
-    # The first number of a second epoch that goes no further: each of five, equally often.
-    draws = 5000
-
-    @jax.jit
-    @jax.vmap
-    def orders(key):
-        return shuffled_epochs(key, shard(5, 5), 6, 1)
-
-    rows = np.asarray(orders(random.split(random.key(2), draws)))
-    assert rows.shape == (draws, 6)
-    plausible(np.bincount(rows[:, 5], minlength=5), draws / 5, freedom=4)
+# ------------------------------------------------------------------- a client and its federation
 
 
 @pytest.mark.parametrize("plan", [Plan(4, 3), Plan(4, 3, "epochs"), Plan(4, unit="full")], ids=str)
 def test_a_client_draws_the_same_batches_alone_as_in_any_federation(plan):
     def batches(max_count):
         found = drawn(Task(MODEL, squared_error, plan), shard(5, max_count), random.key(3))
-        keys = jax.vmap(lambda step: random.key_data(found.at(step).key))(np.arange(found.steps))
-        return jax.device_get((found.steps, found.rows.ravel(), found.mask.ravel(), keys))
+        steps, rows, mask, keys = jax.device_get(found)
+        return steps, rows.ravel(), mask.ravel(), keys[:steps]
 
     steps, rows, mask, keys = batches(5)
     used = int(mask.sum())
@@ -141,11 +71,11 @@ def test_a_client_draws_the_same_batches_alone_as_in_any_federation(plan):
 
 def test_steps_never_end_in_a_short_batch():
     # Three steps of 4 from 5 examples: 12 numbers, two epochs and the beginning of a third.
-    batches = task(4, 3).batches(shard(5, 8), random.key(0))
-    assert batches.steps == 3
-    assert batches.rows.shape == batches.mask.shape == (3, 1, 4)
-    assert batches.mask.all()
-    stream = np.asarray(batches.rows).ravel()
+    steps, rows, mask, _ = drawn(task(4, 3), shard(5, 8), random.key(0))
+    assert steps == 3
+    assert rows.shape == mask.shape == (3, 1, 4)
+    assert mask.all()
+    stream = np.asarray(rows).ravel()
     assert sorted(stream[:5]) == sorted(stream[5:10]) == list(range(5))
     assert len(set(stream[10:])) == 2
 
@@ -157,8 +87,7 @@ def test_epochs_take_every_example_that_often(size, epochs):
     @jax.jit
     @jax.vmap
     def draw(count):
-        batches = task(size, epochs, "epochs").batches(shard(count, largest), random.key(5))
-        return batches.steps, batches.rows, batches.mask
+        return drawn(task(size, epochs, "epochs"), shard(count, largest), random.key(5))[:3]
 
     counts = np.arange(largest + 1)
     for count, steps, rows, mask in zip(counts, *jax.device_get(draw(counts)), strict=True):
@@ -180,11 +109,16 @@ def test_local_steps_take_every_batch_once():
         order = last.at[0].set(last[1]).at[1].set(batch.rows[0, 0])
         return (visited, order), Seen(jnp.ones(()), batch.mask.sum(dtype=float))
 
-    batches = drawn(task(4, 2, "epochs"), shard(7, 9), random.key(5))
+    two_epochs, client, key = task(4, 2, "epochs"), shard(7, 9), random.key(5)
     start = (jnp.zeros(7, "int32"), jnp.zeros(2, "int32"))
-    (visited, order), seen = jax.jit(partial(local.steps, step))(start, batches)
+
+    @jax.jit
+    def visit(start):
+        return local.steps(step, start, two_epochs.batches(client, key))
+
+    (visited, order), seen = visit(start)
     np.testing.assert_array_equal(visited, np.full(7, 2))
-    np.testing.assert_array_equal(order, batches.rows[2:4, 0, 0])
+    np.testing.assert_array_equal(order, drawn(two_epochs, client, key)[1][2:4, 0, 0])
     assert seen == (4, 14, ())
 
 
@@ -193,16 +127,16 @@ def test_local_steps_take_every_batch_once():
 )
 def test_steps_may_be_written_out(monkeypatch, backend, amount, loops):
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    batches = task(2, amount).batches(shard(7, 9), random.key(5))
+    rows = np.random.default_rng(0).integers(0, 7, amount)
 
-    def step(carry, batch):  # the order of the batches, as the digits of a number
-        return 3 * carry + batch.rows[0, 0].astype(float), Seen(jnp.ones(()), jnp.ones(()))
+    def step(carry, row):  # the order of the batches, as the digits of a number
+        return 3 * carry + row.astype(float), Seen(jnp.ones(()), jnp.ones(()))
 
     def number(start):
-        return local.steps(step, start, batches)
+        return local.steps(step, start, Batches(amount, jnp.asarray(rows).__getitem__))
 
     expected = 0
-    for row in np.asarray(batches.rows[:, 0, 0]):
+    for row in rows:
         expected = 3 * expected + row
     found, seen = jax.jit(number)(jnp.zeros(()))
     assert (found.item(), seen.loss.item()) == (expected, amount)
@@ -218,15 +152,15 @@ def test_clients_of_one_size_have_a_known_number_of_steps():
     # An absent client has no example that counts, also where it takes the others' steps.
     absent = plan.batches(replace(shard(0, 7), even=True), random.key(5))
     assert absent.steps == 4
-    assert not absent.mask.any()
+    assert not read(absent, 4)[2].any()
 
 
 def test_full_covers_each_row_once():
     for count, largest in ((7, 7), (7, 10), (1, 10), (3, 3)):
-        batches = drawn(task(3, 5, "full"), shard(count, largest), random.key(0))
-        rows, mask = np.asarray(batches.rows), np.asarray(batches.mask)
+        batches = task(3, 5, "full").batches(shard(count, largest), random.key(0))
+        rows, mask = (np.asarray(part) for part in batches.at(0)[1:3])
         assert batches.steps == 1  # whatever the amount
-        assert rows.shape == (1, -(-largest // 3), 3)
+        assert rows.shape == (-(-largest // 3), 3)
         assert sorted(rows[mask].tolist()) == list(range(count))
         assert not rows[~mask].any()
 
@@ -272,7 +206,7 @@ def test_gradient_of_a_mini_batch_is_that_of_its_examples(reduction):
     # Two epochs of 7 in batches of 4: three full batches and one of two examples.
     client = shard(COUNT, 9, START, ROWS)
     work = task(4, 2, "epochs", reduction=reduction)
-    batches = drawn(work, client, random.key(2))
+    batches = work.batches(client, random.key(2))
     sizes = []
     for number in range(int(batches.steps)):
         batch = batches.at(number)
@@ -289,7 +223,7 @@ def test_gradient_of_all_data_in_several_parts(largest):
     client = shard(COUNT, largest, START, ROWS)
     for reduction, factor in (("mean", 1), ("sum", 3)):
         work = task(3, 1, "full", reduction=reduction)
-        batch = drawn(work, client, random.key(2)).at(0)
+        batch = work.batches(client, random.key(2)).at(0)
         assert batch.rows.shape[0] > 1
         check_gradient(work, batch, client, range(COUNT), jnp.mean, factor)
 
@@ -302,7 +236,7 @@ def test_gradient_of_all_data_of_a_client_smaller_than_a_batch(largest):
     # As a sum, it is the sum of all 7, as in the one batch of an epoch.
     for reduction, factor in (("mean", 1), ("sum", COUNT)):
         work = task(10, 1, "full", reduction=reduction)
-        batch = drawn(work, client, random.key(2)).at(0)
+        batch = work.batches(client, random.key(2)).at(0)
         check_gradient(work, batch, client, range(COUNT), jnp.mean, factor)
 
 
@@ -349,8 +283,8 @@ def test_noise_belongs_to_the_batch():
     again = NOISY.batches(client, random.key(1)).at(0)
     assert not np.array_equal(gradient_at(first), gradient_at(again._replace(rows=first.rows)))
     # The order of the examples uses another key than the noise.
-    order_key, _ = random.split(random.key(0))
-    assert not np.array_equal(random.key_data(order_key), random.key_data(batches.key))
+    order_key = random.fold_in(random.split(random.key(0))[0], 0)
+    assert not np.array_equal(random.key_data(order_key), random.key_data(first.key))
 
 
 def test_parts_of_a_batch_have_noise_of_their_own():

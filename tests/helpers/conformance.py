@@ -11,7 +11,7 @@ import fedda
 from conformance.reader import read_problem
 from fedda import algorithms, api
 from fedda.core.losses import cross_entropy
-from fedda.core.task import Batches, Plan, Task
+from fedda.core.task import Batch, Batches, Plan, Task
 from fedda.data.federation import from_clients
 from fedda.simulate.train import train
 
@@ -69,7 +69,11 @@ def given(schedule):
             here = (random.key_data(key)[None] == keys).all(-1).argmax()
             chosen = (jnp.asarray(table)[here] for table in (steps, rows, mask))
             count, its_rows, its_mask = chosen
-            return Batches(count, shard, rows=its_rows, mask=its_mask, key=key)
+
+            def at(step):
+                return Batch(shard, its_rows[step], its_mask[step], random.fold_in(key, step))
+
+            return Batches(count, at)
 
         # Tasks are equal as tuples, but two schedules must not share a program.
         def __eq__(self, other):

@@ -17,6 +17,7 @@ from fedda.core.losses import cross_entropy, squared_error
 from fedda.core.task import Plan, Task
 from fedda.data.federation import from_clients
 from fedda.simulate.cohort import draw_cohort
+from helpers.batches import most_of, read
 
 SIZES = (13, 1, 0, 6, 9, 4, 2)  # many, one and no examples; two epochs of most end in a short batch
 BATCH = 4
@@ -145,5 +146,6 @@ def _batches(plan, shards, seed, r, phase, i):
     key = random.key(seed)
     for number in (1, r, phase, i):  # 1 is training (0: initial parameters); round, phase, client
         key = random.fold_in(key, number)
-    batches = Task(softmax, cross_entropy, plan).batches(shards.shard(i), key)
-    return batches.steps, batches.rows, batches.mask
+    shard = shards.shard(i)
+    batches = Task(softmax, cross_entropy, plan).batches(shard, key)
+    return read(batches, most_of(plan, shard))

@@ -24,6 +24,7 @@ if not (find_spec("torchax") or os.environ.get("CI")):
 import torch
 from fedda.models import from_torch
 from fedda.models.torch import to_array
+from helpers.batches import read
 from helpers.torch_networks import F, small_cnn
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -91,7 +92,7 @@ def draws(model, number, client):
     for part in (1, number, 0, client):  # the rounds, this round, its first phase, the client
         key = random.fold_in(key, part)
     task = Task(model, losses.cross_entropy, Plan(BATCH, STEPS))
-    return np.asarray(task.batches(shard, key).rows)[:, 0]
+    return np.asarray(read(task.batches(shard, key), STEPS)[1])[:, 0]
 
 
 def test_fedavg_of_pytorch():

@@ -24,6 +24,7 @@ from fedda.core.losses import cross_entropy
 from fedda.core.task import Plan, Task
 from fedda.data.federation import from_clients
 from fedda.simulate.cohort import draw_cohort
+from helpers.batches import most_of, read
 from helpers.problems import BATCH, CLASSIFIED, SIZES, W0, matrix, softmax
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -50,8 +51,8 @@ def drawn(phase=0):
         key = jax.random.key(SEED)
         for number in (1, r, phase, i):  # 1 is training (0: initial parameters)
             key = jax.random.fold_in(key, number)
-        drawn = Task(softmax, cross_entropy, plan).batches(shards.shard(i), key)
-        return drawn.steps, drawn.rows, drawn.mask
+        shard = shards.shard(i)
+        return read(Task(softmax, cross_entropy, plan).batches(shard, key), most_of(plan, shard))
 
     def rows_of(r, i):
         steps, rows, mask = jax.device_get(batches(r, i))

@@ -214,7 +214,7 @@ def test_clients_of_unequal_sizes_hardly_wait(devices):
     layout = layout_of(devices)
     chunk = automatic_chunk(4, EPOCH, count, 100, layout.mesh)
     assert chunk > 1
-    assert waste_of(layout._replace(chunk=chunk), count)["total"] < 0.15
+    assert waste_of(layout._replace(chunk=chunk), count)["total"] < 0.25
     assert waste_of(layout, count)["unequal_clients"] > 0.75
 
 
@@ -228,9 +228,9 @@ def test_arranging_wastes_less():
 
 @pytest.mark.parametrize(
     ("plan", "sigma", "together"),
-    [(EPOCH, 0, 100), (Plan(20, 5), 1, 100), (EPOCH, 0.5, 4), (EPOCH, 1, 2)],
+    [(EPOCH, 0, 100), (Plan(20, 5), 1, 100), (EPOCH, 0.5, 10), (EPOCH, 1, 5)],
 )
-def test_as_many_clients_together_as_do_not_wait(plan, sigma, together):
+def test_as_many_clients_together_as_do_not_wait_long(plan, sigma, together):
     assert automatic_chunk(4, plan, lognormal(sigma), 100, None) == together
 
 

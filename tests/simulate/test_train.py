@@ -546,8 +546,8 @@ def test_the_training_metric_is_that_of_local_batches_before_each_step():
             batches = drawn.batches(shard, random.fold_in(own_key, client))
             own = w.copy()
             for step in range(int(batches.steps)):
-                mask = np.asarray(batches.mask[step, 0])
-                chosen = np.asarray(batches.rows[step, 0])[mask]
+                batch = batches.at(step)
+                chosen = np.asarray(batch.rows)[np.asarray(batch.mask)]
                 scores, labels = x[chosen] @ own, y[chosen]
                 right += (scores.argmax(axis=1) == labels).sum()
                 visited += len(labels)

@@ -18,6 +18,7 @@ from fedda.errors import InputError
 from fedda.flower import Secure, Settings, messages, secure_mods, serve
 from fedda.flower import client_app as jax_client_app
 from fedda.torch import ALGORITHMS, DecoupledSGD, begin_round, client_app, end_round, load
+from helpers.batches import most_of, read
 from helpers.flower_grid import LocalGrid
 from helpers.problems import BATCH
 from helpers.torch_problem import (
@@ -43,7 +44,7 @@ PLAN = Plan(BATCH, 2, "epochs")
 def jax_work(phase, task, hp, state, shard, key):
     upload, _, seen = phase.work(hp, task, phase.send(hp, state), (), shard, key)
     batches = task.batches(shard, key)
-    return upload, seen, (batches.steps, batches.rows, batches.mask)
+    return upload, seen, read(batches, most_of(task.plan, shard))
 
 
 def of_jax(side, task, shards, client, key):

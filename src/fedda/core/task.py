@@ -6,11 +6,11 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax, random
 
 from fedda.core import tree
 from fedda.core.algorithm import Seen
+from fedda.core.shuffle import shuffled_rows
 from fedda.core.tree import PyTree
 from fedda.data.federation import Shard, num_rows, take_rows
 from fedda.models import Model
@@ -57,18 +57,10 @@ class Batch(NamedTuple):
 
 
 class Batches(NamedTuple):
-    """The batches of one client in a round."""
+    """The batches of one client in a round. They are drawn one at a time, when they are read."""
 
     steps: int | Array
-    shard: Shard
-    rows: Array  # [steps, parts, batch]
-    mask: Array
-    key: Array
-
-    def at(self, step: Array) -> Batch:
-        """Return the batch of a local step."""
-        key = random.fold_in(self.key, step)
-        return Batch(self.shard, rows=self.rows[step], mask=self.mask[step], key=key)
+    at: Callable[[Array], Batch]  # the batch of a local step, by the number of the step
 
 
 class Task(NamedTuple):
@@ -114,20 +106,26 @@ class Task(NamedTuple):
         order_key, noise_key = random.split(key)
         size, amount, unit = self.plan
         if unit == "full":
-            rows, mask = (part[None] for part in self.whole(shard, noise_key)[1:3])
-            return Batches(1, shard, rows=rows, mask=mask, key=noise_key)
-        epochs = unit == "epochs"
-        used = amount * (shard.count if epochs else size)
-        room = amount * (shard.max_count if epochs else size)
-        steps = -(-(room if shard.even else used) // size) if epochs else amount
-        if epochs and amount == 1:
-            rows = shuffled(order_key, shard, size)
-        else:
-            rows = shuffled_epochs(order_key, shard, room, size)
-        mask = jnp.arange(rows.size, dtype=rows.dtype) < used
-        rows = jnp.where(mask, rows, 0)  # masked slots read the client's own first example
-        rows, mask = rows.reshape(-1, 1, size), mask.reshape(-1, 1, size)
-        return Batches(steps, shard, rows=rows, mask=mask, key=noise_key)
+            whole = self.whole(shard, noise_key)
+            return Batches(1, lambda step: whole._replace(key=random.fold_in(noise_key, step)))
+        used: int | Array = size * amount
+        room = used
+        if unit == "epochs":
+            used, room = amount * shard.count, amount * shard.max_count
+        one_epoch = unit == "epochs" and amount == 1
+        count = jnp.maximum(shard.count, 1)
+
+        def at(step: Array) -> Batch:
+            slots = size * jnp.asarray(step, count.dtype) + jnp.arange(size, dtype=count.dtype)
+            epoch, position = (0, slots) if one_epoch else (slots // count, slots % count)
+            mask = slots < used
+            rows = shuffled_rows(order_key, count, epoch, position)
+            # Masked slots read the client's own first example. Without the barrier, XLA may compute
+            # a row again for each number of an example.
+            rows = lax.optimization_barrier(jnp.where(mask, rows, 0))
+            return Batch(shard, rows[None], mask[None], key=random.fold_in(noise_key, step))
+
+        return Batches(-(-(room if shard.even else used) // size), at)
 
     def gradient(self, params: PyTree, batch: Batch) -> tuple[PyTree, Seen]:
         """Return the gradient of a local step on this batch, and the step's statistics.
@@ -238,33 +236,6 @@ def _sums(measure: ExampleWise, outputs: Any, y: Any, counts: Array) -> tuple[Ar
     values = measure(outputs, y)
     above, below = values if isinstance(values, tuple) else (values, jnp.ones(counts.shape))
     return _sum(above, counts), _sum(below, counts)
-
-
-def shuffled(key: Array, shard: Shard, multiple: int) -> Array:
-    """Return one shuffled epoch: the first of `shuffled_epochs`, computed three times as fast.
-
-    The padding contains arbitrary row numbers.
-    """
-    slots = jnp.arange(_round_up(shard.max_count, multiple), dtype=shard.count.dtype)
-    bits = random.bits(key, slots.shape)
-    last = jnp.asarray(np.iinfo(bits.dtype).max, bits.dtype)  # sorts padding last: sort is stable
-    _, order = lax.sort((jnp.where(slots < shard.count, bits, last), slots), num_keys=1)
-    return order
-
-
-def shuffled_epochs(key: Array, shard: Shard, length: int, multiple: int) -> Array:
-    """Return at least `length` row numbers of a client: shuffled epochs, one after the other.
-
-    Sorting random bits within each epoch permutes all epochs at once, whatever the client's size.
-    There are enough slots to complete the last epoch that is used, so the permutations do not
-    depend on `max_count`.
-    """
-    length = _round_up(length, multiple)
-    slots = jnp.arange(length + shard.max_count, dtype=shard.count.dtype)
-    epoch = slots // jnp.maximum(shard.count, 1)
-    bits = random.bits(key, slots.shape)
-    _, _, order = lax.sort((epoch, bits, slots), num_keys=2)
-    return (order - epoch * shard.count)[:length]
 
 
 def _round_up(number: int, multiple: int) -> int:
