@@ -1,6 +1,8 @@
 """The study: equal draws and coordinates for all, data apart, and files that can be trusted."""
 
 import json
+import runpy
+import sys
 
 import jax
 import numpy as np
@@ -143,11 +145,42 @@ def test_code_that_is_not_committed_is_refused(monkeypatch, tmp_path):
         study.run(PLAN, tmp_path)
 
 
+def test_results_of_a_copy_without_git_get_the_commit_of_the_same_code(
+    scores, monkeypatch, tmp_path
+):
+    def commits():
+        records = study.read(tmp_path / f"{TINY.name}.json")["methods"].values()
+        return {
+            part["commit"] for record in records for part in (*record["waves"], record["finals"])
+        }
+
+    monkeypatch.setattr(study, "commit", lambda: "unknown")
+    study.run(PLAN, tmp_path, report=lambda line: None)
+    count = len(scores)
+    monkeypatch.setattr(study, "commit", lambda: "b" * 40)
+    with monkeypatch.context() as patch:
+        patch.setattr(study, "digest", lambda: "other code")
+        study.run(PLAN, tmp_path, report=lambda line: None)
+    assert commits() == {"unknown"}
+    study.run(PLAN, tmp_path, report=lambda line: None)
+    assert commits() == {"b" * 40}
+    assert len(scores) == count
+
+
 def test_processes_compute_the_same_as_one(tmp_path):
     """Whole small runs: each process computes, and only the first writes."""
-    plan = study.Plan([TINY._replace(rounds=40)], ["fedavg"], seeds=2, small=True)
-    for workers in (1, 2):
-        assert study.run(plan, tmp_path / str(workers), None, lambda line: None, workers) == []
+    conditions = [TINY._replace(variety=variety) for variety in ("0.1", "0.3", "inf")]
+    plan = study.Plan(conditions, ["fedavg"], seeds=2, small=True)
+    lines: list[str] = []
+    assert study.run(plan, tmp_path / "2", None, lines.append, workers=2) == []
+    done = [line.rsplit(",", 1)[0] for line in lines]
+    # If the time ends, the first conditions are complete: the last one waits for one of them.
+    last, *first = (f"{condition.name}, FedAvg" for condition in reversed(conditions))
+    complete = [done.index(f"{name}: seeds") for name in first]
+    assert min(complete) < done.index(f"{last}: wave 1")
+
+    plan = study.Plan([TINY], ["fedavg"], seeds=2, small=True)
+    assert study.run(plan, tmp_path / "1", None, lambda line: None) == []
     alone, together = (
         study.read(tmp_path / str(workers) / f"{TINY.name}.json")["methods"]["fedavg"]
         for workers in (1, 2)
@@ -156,6 +189,14 @@ def test_processes_compute_the_same_as_one(tmp_path):
     for ending in training.ENDINGS:  # a process with one core may round differently
         pair = (record["endings"][ending]["metric"] for record in (alone, together))
         np.testing.assert_allclose(*pair, atol=0.02)
+
+
+def test_the_module_runs_the_study(scores, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["study", str(tmp_path), "--small", "--time", "60"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("fedda_reproduction.study", run_name="__main__")
+    assert ended.value.code == 0
+    assert len(list(tmp_path.glob("*.json"))) == len(study.SMALL.conditions)
 
 
 def test_the_digest_is_of_what_the_results_depend_on(tmp_path):

@@ -17,12 +17,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+
 from fedda.algorithms import registry
 from fedda.errors import InputError
 from fedda.simulate import devices
 from fedda.storage import interrupts
 from fedda.storage.files import write_whole
-from fedda.storage.provenance import device, versions
+from fedda.storage.provenance import device
 from fedda_reproduction.study import design, federations, fedmoments, training
 from fedda_reproduction.study.design import AXES, METHODS, Axis, Condition, Method, Point
 from fedda_reproduction.study.federations import Federation
@@ -136,7 +138,7 @@ def run(
         "commit": found,
         "code": digest(),
         "device": device(),
-        "jax": versions()["jax"],
+        "jax": jax.__version__,
     }
     works = [_Work(plan, condition, folder, origin) for condition in plan.conditions]
 
@@ -160,21 +162,24 @@ def run(
 def _with_processes(
     works: Sequence["_Work"], workers: int, late: Callable[[], bool], report: Report
 ) -> list[str]:
-    """Run the tasks of all conditions in processes. The waves of a condition follow each other."""
+    """Run the tasks in processes. A process that is free takes the first condition with a task."""
     failed: dict[str, str] = {}
     pending: dict[Future[Record], tuple[_Work, Task]] = {}
     context = multiprocessing.get_context("spawn")
     number = context.Value("i", 0)
     with ProcessPoolExecutor(workers, context, _start_worker, (number,)) as pool:
 
-        def begin(work: _Work) -> None:
-            if work.condition.name not in failed:
-                pending.update(
-                    {pool.submit(execute, task): (work, task) for task in work.missing()}
-                )
+        def begin() -> None:
+            for work in works:
+                if work.condition.name in failed:
+                    continue
+                for task in work.missing():
+                    if len(pending) == workers:
+                        return
+                    if (work, task) not in pending.values():
+                        pending[pool.submit(execute, task)] = (work, task)
 
-        for work in works:
-            begin(work)
+        begin()
         while pending and not late():
             done, _ = wait(pending, timeout=1.0, return_when=FIRST_COMPLETED)
             for future in done:
@@ -186,9 +191,12 @@ def _with_processes(
                     if name not in failed:
                         failed[name] = f"{name}: {error}"
                         report(failed[name])
-                if not any(other is work for other, _ in pending.values()):
-                    begin(work)
-        pool.shutdown(wait=False, cancel_futures=True)
+            begin()
+        # What runs now is finished and kept.
+        pool.shutdown(cancel_futures=True)
+        for future, (work, task) in pending.items():
+            if not future.cancelled() and future.exception() is None:
+                report(work.accept(task, future.result()))
     return list(failed.values())
 
 
@@ -232,7 +240,7 @@ class _Work:
                 "condition": condition._asdict(),
                 "seeds": plan.seeds,
                 "lanes": design.LANES,
-                "axes": {name: axis._asdict() for name, axis in AXES.items()},
+                "axes": {name: [axis.low, axis.high] for name, axis in AXES.items()},
             }
         )
         if self.cell.get("identity") != identity:
@@ -242,6 +250,17 @@ class _Work:
         for method in self.methods:
             if self.records.get(method.name, {}).get("version") != version(method):
                 self.records[method.name] = {"version": version(method), "waves": []}
+        self._name_commit()
+
+    def _name_commit(self) -> None:
+        """Name the commit of results from a copy of this code without git."""
+        if self.origin["commit"].endswith("-dirty"):
+            return
+        for record in self.records.values():
+            for part in (*record["waves"], record.get("finals", {})):
+                if (part.get("commit"), part.get("code")) == ("unknown", self.origin["code"]):
+                    part["commit"] = self.origin["commit"]
+                    write(self.path, self.cell)
 
     def missing(self) -> list[Task]:
         """Return the tasks that can be computed now; none if the condition is complete."""
