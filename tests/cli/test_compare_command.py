@@ -8,10 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 from fedda.cli.compare import COMPARED
+from fedda.experiments import run
 from fedda.storage.files import locked
+from fedda.tasks.config import Config
 from helpers.commands import QUICK, WILD
 
 
@@ -146,6 +149,27 @@ def test_of_two_comparisons_at_once_one_runs(tmp_path: Path):
     for name in ("fedavg", "fedprox"):
         lines = (tmp_path / f"cmp/{name}-seed0/metrics.jsonl").read_text().splitlines()
         assert [json.loads(line)["round"] for line in lines] == list(range(0, 2001, 2))
+
+
+def test_the_programs_of_a_comparison_are_compiled_once_and_ahead(
+    fedda, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """One for all seeds of an algorithm, and none for runs that have finished."""
+    words = ["compare", "fedavg", "fedda-adam", *QUICK, "batch=7", "--seeds", "2", "--out", "cmp"]
+    compiled, usual = [], run.compile_ahead
+
+    def compile_ahead(plan: Config) -> None:
+        with jax.log_compiles():  # of this thread
+            usual(plan)
+        compiled.append((plan.algorithm, caplog.text.count("compilation of jit(segment)")))
+
+    monkeypatch.setattr(run, "compile_ahead", compile_ahead)
+    with jax.log_compiles():
+        assert fedda(*words)[0] == 0
+    assert sorted(name for name, _ in compiled) == ["fedavg", "fedda-adam"]
+    assert caplog.text.count("compilation of jit(segment)") == max(n for _, n in compiled) == 2
+    assert fedda(*words)[0] == 0
+    assert len(compiled) == 2
 
 
 def test_compare_json(fedda):

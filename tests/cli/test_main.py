@@ -89,7 +89,7 @@ def test_a_wrong_command_has_one_suggestion(fedda):
         (["run", "num_clients=9"], "The number of clients is clients."),
         (["compare", "batch_size=9"], "The number of examples in a mini-batch is batch."),
         (["run", "optimizer=adam"], "a part of the algorithm, as in fedda-adam and fedopt-adam"),
-        (["run", "rounds=0"], "rounds must be a whole number of at least 1, got 0."),
+        (["run", "rounds=0"], "rounds must be at least 1, got 0."),
         (["run", "cohort=3000000000"], "cohort must be a whole number of less than 2**31"),
         (["run", "task=own"], "task own needs data=NAME"),
         (["run", "/.toml"], "there is no configuration file /.toml"),

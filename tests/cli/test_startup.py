@@ -48,6 +48,7 @@ def _known_names(tmp_path_factory):
 def test_help_and_wrong_settings_do_not_import_jax():
     lines = ["--help", "run --help", "compare --help", "data --help", "--version", "rn"]
     lines += ["run lr=0.1", "run algorithm=fedada", "run task=digit", "compare fedavg epochz=1"]
+    lines += ["run rounds=0", "compare cohort=0"]
     outputs, modules = called(*((line.split(), {}) for line in lines))
     assert "Commands" in outputs[0]
     assert "client_lr" in outputs[6]

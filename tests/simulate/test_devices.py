@@ -198,6 +198,20 @@ def test_programs_that_were_not_used_for_longest_make_room(
     assert sorted(os.listdir(tmp_path)) == ["another.txt", "jit_0-cache", "jit_3-cache"]
 
 
+def test_the_cache_is_shown_and_cleared(fedda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    assert fedda("cache")[1] == "FEDDA_COMPILE_CACHE=off: no programs are kept.\n"
+    monkeypatch.setenv("FEDDA_COMPILE_CACHE", str(tmp_path / "compiled"))
+    for processor in "ab":
+        folder = tmp_path / "compiled" / processor
+        folder.mkdir(parents=True)
+        (folder / "jit_segment-1-cache").write_bytes(bytes(1_000_000))
+        (folder / "mine.txt").touch()
+    where = f"2 compiled programs (2.0 MB) in {tmp_path / 'compiled'}\n"
+    assert fedda("cache")[1] == f"There are {where}"
+    assert fedda("cache", "--clear")[1] == f"Deleted {where}"
+    assert {path.name for path in tmp_path.glob("compiled/*/*")} == {"mine.txt"}
+
+
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [

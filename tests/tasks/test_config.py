@@ -172,6 +172,8 @@ def test_words():
         ({"task": 3}, "task must be text, got 3"),
         ({"stabilise": "some"}, "stabilise must be a number, got 'some'"),
         ({"checkpoint_every": 0}, "checkpoint_every must be at least 1, got 0"),
+        ({"rounds": -5}, "rounds must be at least 1, got -5"),
+        ({"late_every": -1}, "late_every must be at least 0, got -1"),
         ({"partition_seed": -1}, "partition_seed must be at least 0, got -1"),
         (
             {"beta1": 1 - 1e-12},

@@ -213,7 +213,7 @@ def hyper(name: str, algorithm: Algorithm, values: Mapping[str, Any]) -> Any:
             raise InputError(f"{must_be}, got {shown(value)}.")
         numbers[field] = float(value)
         with np.errstate(over="ignore"):
-            used = float(jnp.asarray(numbers[field]))  # 1 - 1e-9 is 1 in single precision
+            used = float(np.asarray(value, jnp.result_type(float)))  # 1 - 1e-9 is 1 in float32
         if not is_finite(used) or not known[field].allows(used):
             rounded = known[field].allows(numbers[field])
             as_used = f", which is {used:g} in {jnp.zeros(()).dtype}" if rounded else ""

@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 
 from fedda import __version__
 from fedda.cli.algorithms import algorithms_command
+from fedda.cli.cache import cache_command
 from fedda.cli.compare import compare_command
 from fedda.cli.data import data_app
 from fedda.cli.export import export_command
@@ -26,8 +27,8 @@ from fedda.cli.sweep import sweep_command
 from fedda.cli.terminal import at_end, leaving, note, out, print_error
 from fedda.errors import InputError, unknown
 
-ORDER = ["run", "compare", "report", "export", "sweep", "algorithms", "data"]
-ORDER += ["reproduce", "theory", "bench"]  # of other packages
+ORDER = ["run", "compare", "report", "export", "sweep", "algorithms", "data", "cache"]
+ORDER += ["reproduce", "study", "theory", "bench"]  # of other packages
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED|out of memory"
 ADVICE = "Lower batch, cohort, clients or chunk, or choose a smaller model."
 
@@ -69,6 +70,7 @@ app.command("sweep", context_settings=with_settings)(sweep_command)
 app.command("report")(report_command)
 app.command("export")(export_command)
 app.command("algorithms")(algorithms_command)
+app.command("cache")(cache_command)
 
 
 @cache

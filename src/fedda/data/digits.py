@@ -1,6 +1,8 @@
 """Scikit-learn's bundled handwritten digits: 1,797 real images, no download."""
 
-from typing import NamedTuple
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,11 +29,8 @@ class Digits(NamedTuple):
 
 def load() -> Digits:
     """Return the digits. The same 20 % of each class are always for testing."""
-    from sklearn.datasets import load_digits  # slow to import
-
-    bunch = load_digits()
-    x = bunch.images[..., None].astype(np.uint8)
-    y = bunch.target.astype(np.int32)
+    table = np.loadtxt(_file(), np.int32, delimiter=",")
+    x, y = table[:, :-1].reshape(-1, 8, 8, 1).astype(np.uint8), table[:, -1]
     # NumPy never changes the stream of RandomState, unlike that of default_rng.
     rng = np.random.RandomState(_SPLIT_SEED)
     is_test = np.zeros(len(y), bool)
@@ -39,3 +38,9 @@ def load() -> Digits:
         rows = rng.permutation(np.flatnonzero(y == digit))
         is_test[rows[: round(0.2 * len(rows))]] = True
     return Digits(x[~is_test], y[~is_test], x[is_test], y[is_test], COARSE[y[~is_test]])
+
+
+def _file() -> Path:
+    """Return the file that `sklearn.datasets.load_digits` reads. Importing that takes a second."""
+    package: Any = find_spec("sklearn")
+    return Path(package.origin).with_name("datasets") / "data" / "digits.csv.gz"

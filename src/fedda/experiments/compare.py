@@ -4,16 +4,20 @@ The directory of a comparison contains a run directory for each run, `<algorithm
 `comparison.toml` with the complete configuration of every run, even if it has not started.
 """
 
+import dataclasses
 import tomllib
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from fedda import algorithms, api
 from fedda.errors import InputError
 from fedda.experiments import run as experiment
+from fedda.simulate.devices import cores
 from fedda.simulate.progress import Progress
-from fedda.storage.directory import check_same
+from fedda.storage.directory import SUMMARY, check_same
 from fedda.storage.files import check_empty, locked, read_sealed, sealed, write_whole
 from fedda.tasks import config
 from fedda.tasks.config import Config
@@ -74,7 +78,7 @@ def directory_name(plan: Config) -> str:
 
 
 def train(planned: Plans, directory: Path, track: Track) -> list[dict[str, Any]]:
-    """Train the runs that have not finished yet.
+    """Train the runs that have not finished yet, after their programs were compiled side by side.
 
     Returns:
         The summaries of all runs.
@@ -88,6 +92,16 @@ def train(planned: Plans, directory: Path, track: Track) -> list[dict[str, Any]]
         check_empty(directory, "Give another --out, or that of a comparison to finish.")
     experiment.prepare(first)  # before anything is written
     several = len({plan.seed for plan in planned.values()}) > 1
+
+    @cache
+    def tell(name: str) -> Tell:
+        plan = planned[name]
+        return track(f"{plan.algorithm}, seed {plan.seed}" if several else plan.algorithm)
+
+    def compile_ahead(name: str) -> None:
+        tell(name)(None)
+        experiment.compile_ahead(planned[name])
+
     summaries = []
     with locked(directory):
         known = written(directory)
@@ -96,8 +110,22 @@ def train(planned: Plans, directory: Path, track: Track) -> list[dict[str, Any]]
         runs = known | planned | known  # the known runs first, with their settings
         text = "".join(f"[{name}]\n{config.dump(plan)}\n" for name, plan in runs.items())
         write_whole(directory / FILE, sealed(text))
+        # Not beside the training of another run, whose seconds are reported.
+        with ThreadPoolExecutor(cores()) as threads:
+            list(threads.map(compile_ahead, _different(planned, directory)))
         for name, plan in planned.items():
-            tell = track(f"{plan.algorithm}, seed {plan.seed}" if several else plan.algorithm)
-            outcome = experiment.train(plan, experiment.prepare(plan), directory / name, tell)
+            prepared = experiment.prepare(plan)
+            outcome = experiment.train(plan, prepared, directory / name, tell(name))
             summaries.append(outcome.summary)
     return summaries
+
+
+def _different(planned: Plans, directory: Path) -> list[str]:
+    """Return one of the unfinished runs for each program: runs differ in it, or in their seeds."""
+    unfinished = {
+        name: plan for name, plan in planned.items() if not (directory / name / SUMMARY).exists()
+    }
+    programs = {
+        config.dump(dataclasses.replace(plan, seed=0)): name for name, plan in unfinished.items()
+    }
+    return list(programs.values())

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from fedda import api, tasks
 from fedda.core import tree
 from fedda.reports.runs import SUMMARY
-from fedda.simulate import devices, hosts
+from fedda.simulate import devices, grid, hosts
 from fedda.simulate import train as simulate
 from fedda.simulate.evaluation import evaluated_clients, metric_settings
 from fedda.simulate.progress import Progress
@@ -109,6 +110,14 @@ def prepare(config: Config) -> Prepared:
         setup = setup._replace(test_clients=problem.test_clients())
     setup = setup._replace(names=problem.names)
     return Prepared(problem, setup, api.traced(hyper, problem.model))
+
+
+def compile_ahead(config: Config) -> None:
+    """Compile the programs of a configuration, for a `train` later in this process."""
+    _, setup, hp = prepare(config)
+    if setup.host_rounds is None:
+        stacked = jax.tree.map(lambda leaf: np.asarray(leaf)[None], hp)
+        grid.compile_batch(setup, stacked, [config.seed], size=1)
 
 
 def train(

@@ -60,7 +60,7 @@ def check_problem(
         if num_rows(test) == 0:
             raise InputError("the test set must have at least one example, got none.")
         check_shapes(test, (like.x, like.y), "the test set")
-    x, y = jax.eval_shape(lambda shard: shard.rows(jnp.zeros(TRIED, "int32")), like.shard(0))
+    x, y = jax.eval_shape(lambda data: data.shard(0).rows(jnp.zeros(TRIED, "int32")), like)
     params = model.shapes()
     kinds = {leaf.dtype.name for leaf in jax.tree.leaves(params)}
     if not kinds or not kinds <= {"bfloat16", "float16", "float32", "float64"}:

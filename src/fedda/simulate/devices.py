@@ -36,6 +36,7 @@ PATIENCE_BEFORE = (0, 13)  # older releases of JAX have these flags; an unknown 
 WORTHWHILE = 10_000
 
 CACHE = "FEDDA_COMPILE_CACHE"  # in the environment: a folder for compiled programs, or "off"
+PROGRAMS = "*-cache"  # JAX's names of the files there
 MOST_CACHED = 1_000_000_000  # bytes; beyond, a new process deletes what was not used for longest
 
 
@@ -109,7 +110,7 @@ def _is_ready(folder: Path) -> bool:
         return False  # the user has no writable home directory
     programs = []
     with suppress(OSError):  # another process deletes them, too
-        for path in folder.glob("*-cache"):
+        for path in folder.glob(PROGRAMS):
             found = path.stat()
             programs.append((max(found.st_atime, found.st_mtime), found.st_size, path))
         size = sum(size for _, size, _ in programs)
@@ -119,6 +120,20 @@ def _is_ready(folder: Path) -> bool:
             path.unlink()
             size -= freed
     return True
+
+
+def cached(clear: bool) -> tuple[Path | None, int, int]:
+    """Return the folder of compiled programs, their number and their bytes; delete them if asked.
+
+    They are those of all types of CPU that use the folder.
+    """
+    own = compiled_folder()
+    if own is None:
+        return None, 0, 0
+    programs = [(path, path.stat().st_size) for path in own.parent.glob(f"*/{PROGRAMS}")]
+    for path, _ in programs if clear else ():
+        path.unlink(missing_ok=True)
+    return own.parent, len(programs), sum(size for _, size in programs)
 
 
 def cores() -> int:

@@ -22,7 +22,17 @@ from fedda.core.tree import PyTree
 from fedda.data import memory as free_memory
 from fedda.data.streaming import Feed
 from fedda.errors import InputError
-from fedda.simulate.train import Row, Run, Setup, begin, evaluate, host_work, segment, train
+from fedda.simulate.train import (
+    Row,
+    Run,
+    Setup,
+    begin,
+    evaluate,
+    host_work,
+    initial,
+    segment,
+    train,
+)
 from fedda.storage import interrupts
 
 SHARE = 0.75  # the share of free memory to use; the compiler's estimate does not cover everything
@@ -92,7 +102,7 @@ def train_together(
     size = _even_size(count, together or int(min(count, room // _least(setup, hypers))))
     while first < count:
         if size != compiled:
-            needed = _unless_out_of_memory(partial(_compile, setup, hypers, seeds, size))
+            needed = _unless_out_of_memory(partial(compile_batch, setup, hypers, seeds, size))
             if size > 1 and (needed is None or needed > room):
                 fits = size // 2 if needed is None else int(size * room / needed)
                 size = _even_size(count - first, min(fits, size - 1))
@@ -168,17 +178,15 @@ def _member(row: Row, i: int) -> Row:
 # ------------------------------------------------------------------------------------------ memory
 
 
-def _compile(setup: Setup, hypers: Hyper, seeds: Sequence[int], size: int) -> int:
+def compile_batch(setup: Setup, hypers: Hyper, seeds: Sequence[int], size: int) -> int:
     """Compile the programs of a batch for `train`, and return the memory they need in bytes.
 
     Data that are already on the device are not counted.
     """
     algorithm, layout, together = setup.algorithm, setup.layout, size > 1
-    arguments = (_some(hypers, np.arange(size)), _keys(size))
-    begin(algorithm, setup.task.model, together, setup.shards.num_clients).lower(
-        *arguments
-    ).compile()
-    hp, key, run = (*arguments, _shapes(setup, hypers, size))
+    hp, key, run = _some(hypers, np.arange(size)), _keys(size), _shapes(setup, hypers, size)
+    initial(setup.task.model, together).lower(key).compile()
+    begin(algorithm, together, setup.shards.num_clients).lower(hp, run.state.params).compile()
     span = next(host_work(setup, seeds[:size]))
     if layout.mesh is not None:
         place = NamedSharding(layout.mesh, PartitionSpec())
@@ -211,8 +219,10 @@ def _keys(size: int) -> PyTree:
 
 def _shapes(setup: Setup, hypers: Hyper, size: int) -> Run:
     """Return the shapes of a batch of runs."""
-    program = begin(setup.algorithm, setup.task.model, size > 1, setup.shards.num_clients)
-    return jax.eval_shape(program, _some(hypers, np.arange(size)), _keys(size))
+    params = jax.eval_shape(initial(setup.task.model, size > 1), _keys(size))
+    program = begin(setup.algorithm, size > 1, setup.shards.num_clients)
+    shapes: Run = jax.eval_shape(program, _some(hypers, np.arange(size)), params)
+    return shapes
 
 
 def _least(setup: Setup, hypers: Hyper) -> int:

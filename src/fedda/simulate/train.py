@@ -133,19 +133,26 @@ def programs(
 
 
 @programs
-def begin(
-    algorithm: Algorithm, model: Model, together: bool, clients: int, hp: Hyper, key: Array
-) -> Run:
+def initial(model: Model, together: bool, key: Array) -> PyTree:
+    """Return the parameters before the first round: one program for all algorithms."""
+
+    def one(key: Array) -> PyTree:
+        return model.init(random.fold_in(key, 0))
+
+    return (jax.vmap(one) if together else one)(key)
+
+
+@programs
+def begin(algorithm: Algorithm, together: bool, clients: int, hp: Hyper, params: PyTree) -> Run:
     """Return a run before its first round, with a table of memories for this number of clients."""
 
-    def one(hp: Hyper, key: Array) -> Run:
-        params = model.init(random.fold_in(key, 0))
+    def one(hp: Hyper, params: PyTree) -> Run:
         kept = algorithm.memory(hp, params)
         table = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (clients, *jnp.shape(leaf))), kept)
         state = algorithm.init(hp, params)
         return Run(state, memory=table, nonfinite=jnp.int32(0), skipped=jnp.int32(0))
 
-    return (jax.vmap(one) if together else one)(hp, key)
+    return (jax.vmap(one) if together else one)(hp, params)
 
 
 @partial(programs, donated="run")
@@ -318,8 +325,9 @@ def start(setup: Setup, hp: Hyper, seeds: Sequence[int]) -> Run:
     """Return a run, or several, before the first round."""
     on_host = setup.host_rounds is not None
     clients = 0 if on_host else setup.shards.num_clients
-    program = begin(setup.algorithm, setup.task.model, len(seeds) > 1, clients)
-    run: Run = program(hp, _keys(seeds))
+    together = len(seeds) > 1
+    params = initial(setup.task.model, together)(_keys(seeds))
+    run: Run = begin(setup.algorithm, together, clients)(hp, params)
     if on_host:
         run = run._replace(memory=HostMemory(setup.algorithm.memory(hp, run.state.params)))
     return run

@@ -86,9 +86,11 @@ KINDS: dict[Any, tuple[Any, str]] = {
 # The settings of every run, with their types. Tasks and algorithms have more settings.
 FIELDS = {own.name: own.type for own in dataclasses.fields(Config) if own.type in KINDS}
 
-# The least values of settings. Other settings are checked elsewhere, before data are loaded.
-_LEAST = {"checkpoint_every": 1} | dict.fromkeys(
-    ("seed", "partition_seed", "chunk", "clients", "devices", "data_gb"), 0
+# The least values of settings. Others are checked when a run is prepared.
+_LEAST = dict.fromkeys(
+    ("rounds", "cohort", "batch", "local_work", "eval_every", "checkpoint_every"), 1
+) | dict.fromkeys(
+    ("seed", "partition_seed", "late_every", "chunk", "clients", "devices", "data_gb"), 0
 )
 
 

@@ -21,7 +21,7 @@ from fedda.data.federation import from_clients
 from fedda.errors import InputError
 from fedda.models import Model
 from fedda.simulate.cohort import Layout, sum_over_clients
-from fedda.simulate.train import Span, begin, segment
+from fedda.simulate.train import Span, begin, initial, segment
 from fedda.testing.federation import (
     CLIENTS,
     COHORT,
@@ -151,7 +151,8 @@ def _check_types(case: Case, model: Model, precision: str) -> None:
     hp = api.traced(algorithm.Hyper(), model)
 
     def at_the_start(hp: Any) -> tuple[PyTree, PyTree]:
-        run = begin(algorithm, model, False, shards.num_clients)(hp, random.key(0))
+        params = initial(model, False)(random.key(0))
+        run = begin(algorithm, False, shards.num_clients)(hp, params)
         return run.state, run.memory
 
     def after_a_round(hp: Any, state: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
@@ -301,7 +302,8 @@ def check_layout(case: Case) -> None:
     cohorts = np.array([[c for c in reversed(cohort) if COUNTS[c]] for cohort in COHORTS], np.int32)
     assert cohorts.shape == (ROUNDS, COHORT - 1)
     hps, keys = [api.traced(hp, MODEL) for hp in hypers], [random.key(seed) for seed in seeds]
-    starts = map(begin(algorithm, MODEL, False, compact.num_clients), hps, keys)
+    params = map(initial(MODEL, False), keys)
+    starts = map(begin(algorithm, False, compact.num_clients), hps, params)
     hp, run = (jax.tree.map(lambda *leaves: np.stack(leaves), *trees) for trees in (hps, starts))
     devices = jax.devices()[:2]
     mesh = Mesh(np.array(devices), ("clients",)) if len(devices) > 1 else None

@@ -15,7 +15,7 @@ from fedda.core.tree import PyTree
 from fedda.data.federation import Shards
 from fedda.models import Model
 from fedda.simulate.cohort import Layout
-from fedda.simulate.train import Run, Span, Tally, begin, segment
+from fedda.simulate.train import Run, Span, Tally, begin, initial, segment
 
 COUNTS = (5, 3, 0, 4, 2, 6, 3, 4)  # examples of the clients
 CLIENTS = range(len(COUNTS))
@@ -90,6 +90,7 @@ def played(
     """Return a run after some rounds with these cohorts, and its training statistics."""
     shards = federation() if shards is None else shards
     hp = api.traced(algorithm.Hyper() if hp is None else hp, task.model)
-    run = begin(algorithm, task.model, False, shards.num_clients)(hp, random.key(seed))
+    params = initial(task.model, False)(random.key(seed))
+    run = begin(algorithm, False, shards.num_clients)(hp, params)
     span = Span(first=0, last=rounds, cohorts=cohorts, shards=shards)
     return segment(algorithm, task, PLAIN, False)(hp, run, random.key(seed), span)
