@@ -351,6 +351,13 @@ def test_json_in_directories_is_strict(tmp_path: Path):
 # ------------------------------------------------------------------------------------ crafted files
 
 
+@pytest.mark.parametrize("text", ["a", "a = ", "a = " + "[" * 5000, "a = 1\na = 2"])
+def test_settings_with_a_right_checksum_that_are_no_toml_are_refused(text: str, tmp_path: Path):
+    (tmp_path / "config.toml").write_text(files.sealed(text))
+    with pytest.raises(InputError, match="was changed or damaged"):
+        directory.read_settings(tmp_path)
+
+
 @pytest.mark.parametrize(
     "first_line",
     [
