@@ -8,7 +8,7 @@ INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 # What pip says is shown if it fails.
 quietly = $(1) >$(VENV)/pip.log 2>&1 || { cat $(VENV)/pip.log >&2; exit 1; }
 
-.PHONY: demo study docs docs-serve test test-slow test-floor test-peers vectors dist torch lint format lock clean
+.PHONY: demo study docs docs-serve test test-slow test-floor test-peers soak vectors dist torch lint format lock clean
 
 demo: $(VENV)/ready  ## Seven algorithms on 100 clients with handwritten digits, a table and a report
 	$(BIN)/fedda compare $(DEMO)
@@ -33,6 +33,11 @@ test-floor:  ## The numerical tests with the oldest supported JAX, in an environ
 test-peers:  ## Equality with FedJAX and Flower, in an environment of its own
 	$(MAKE) VENV=.venv-peers LOCK=tests/peers/requirements.txt EXTRAS=flower .venv-peers/ready
 	FEDDA_PEERS=1 .venv-peers/bin/pytest -n auto -W default tests/peers
+
+# Kills, damaged files, full disks, hostile replies and more. The table says what failed.
+soak: $(VENV)/ready  ## Thousands of disturbed runs, for MINUTES=30, with JOBS=2 processes
+	PYTHONPATH=tests $(BIN)/python -m soak --minutes $(or $(MINUTES),30) --jobs $(or $(JOBS),2) \
+	    --out $(or $(OUT),tests/soak)
 
 vectors: $(VENV)/ready  ## Write the test vectors again, from the references in NumPy
 	$(BIN)/python -m conformance.generate

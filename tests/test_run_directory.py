@@ -228,15 +228,21 @@ def test_a_run_that_is_killed_anywhere_ends_as_if_it_was_not(many: int, whole, t
         run(tmp_path / "counted")
     kills = 0
     while kills < many:
-        directory = tmp_path / f"killed-{kills}"
-        for _ in range(draw.randint(1, 3)):
-            with killed_after(draw.randrange(operations.count), draw.random()):
-                run(directory)
-                continue  # a run that was nearly done has little to do
-            kills += 1
-        assert_same(run(directory), whole[1])
-        assert_same_files(directory, whole[0])
-        shutil.rmtree(directory)
+        kills += kill_and_finish(tmp_path / "killed", operations.count, draw, whole)
+
+
+def kill_and_finish(directory: Path, count: int, draw: random.Random, whole: Any) -> int:
+    """Kill a run up to three times, run it to its end and compare it; return how many kills."""
+    kills = 0
+    for _ in range(draw.randint(1, 3)):
+        with killed_after(draw.randrange(count), draw.random()):
+            run(directory)
+            continue  # a run that was nearly done has little to do
+        kills += 1
+    assert_same(run(directory), whole[1])
+    assert_same_files(directory, whole[0])
+    shutil.rmtree(directory)
+    return kills
 
 
 JOB = """

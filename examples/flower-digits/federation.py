@@ -184,7 +184,11 @@ class Federation:
 
     def wait(self, run: str, within: float = 600.0) -> str:
         """Wait until a run is finished, and return what it printed."""
-        printed, status = self.flwr("log", run, LINK, "--stream", within=within), self.status(run)
+        end, status, printed = time.monotonic() + within, {"status": ""}, ""
+        # The stream of a run that takes more than some ten minutes may end before the run.
+        while not status["status"].startswith("finished") and time.monotonic() < end:
+            printed = self.flwr("log", run, LINK, "--stream", within=end - time.monotonic())
+            status = self.status(run)
         if status["status"] != "finished:completed":
             raise FlowerFailedError(f"run {run} is {status['status']}: {status}\n{printed}")
         return printed

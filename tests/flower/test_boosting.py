@@ -9,6 +9,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -17,7 +18,8 @@ pytest.importorskip("flwr", reason="the extra fedda[flower] is not installed")
 
 from helpers.federation import EXAMPLE, example, summary
 
-NODES, ROUNDS, LIAR = 10, 20, "client 3"
+NODES, ROUNDS, LIAR = 10, 14, "client 3"
+LAST = 4  # rounds whose mean accuracy is compared: from round to round it moves by two points
 CLIENT = '''
 from flwr.app import Array, ArrayRecord
 
@@ -76,7 +78,10 @@ def federation(tmp_path: Path) -> Iterator[Any]:
 
 @pytest.mark.slow
 def test_boosting_does_not_replace_the_model(federation: Any, tmp_path: Path):
-    """From the start, and from half-time: within two points of the undisturbed run."""
+    """From the start, and from half-time: within two points of the undisturbed run.
+
+    Without limits, the same lies bring the accuracy down to that of guessing.
+    """
     settings = "client_lr=0.3 server_lr=1.0 eps=0.1"
     common = {"algorithm": "fedda-adam", "settings": settings, "nodes": NODES, "cohort": NODES}
     common["deadline"] = 900.0
@@ -86,16 +91,18 @@ def test_boosting_does_not_replace_the_model(federation: Any, tmp_path: Path):
         directory = tmp_path / name
         federation.run(common | {"rounds": rounds, "out": str(directory)} | config, within=5000)
         rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-        found[name] = rows[-1]["accuracy"], summary(directory)["events_by_client"]
-        print(name, rounds, [round(row["accuracy"], 3) for row in rows], found[name], flush=True)
-        return float(rows[-1]["accuracy"])
+        accuracy = fmean(row["accuracy"] for row in rows[-LAST:])
+        found[name] = summary(directory)["events_by_client"]
+        reached = [round(row["accuracy"], 3) for row in rows]
+        print(name, rounds, reached, f"{accuracy:.3f}", found[name], flush=True)
+        return accuracy
 
     train("undisturbed", ROUNDS // 2)
     shutil.copytree(tmp_path / "undisturbed", tmp_path / "half-time")
     undisturbed = train("undisturbed", ROUNDS)
     assert train("half-time", ROUNDS, boost_from=ROUNDS // 2) > undisturbed - 0.02
     assert train("start", ROUNDS, boost_from=0) > undisturbed - 0.02
-    assert train("undefended", 6, boost_from=0, limits=False) < 0.3
+    assert train("undefended", LAST, boost_from=0, limits=False) < 0.3
     for name, rounds in (("half-time", ROUNDS // 2), ("start", ROUNDS)):
-        (named,) = (key for key in found[name][1] if key.startswith(LIAR))
-        assert found[name][1][named] == {"refused_replies": rounds}
+        (named,) = (key for key in found[name] if key.startswith(LIAR))
+        assert found[name][named] == {"refused_replies": rounds}

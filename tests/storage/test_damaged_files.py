@@ -123,6 +123,12 @@ def test_the_files_of_a_run(tmp_path: Path):
             described(tmp_path)
 
 
+def test_a_finished_run_with_its_first_row_only(tmp_path: Path):
+    run = run_directory(tmp_path / "run")
+    (run / "metrics.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
+    described(tmp_path)
+
+
 def test_a_run_that_becomes_a_cell(tmp_path: Path):
     run = run_directory(tmp_path / "run")
 

@@ -1,5 +1,6 @@
 """Run directories: one writer, settings that stay, and checkpoints that may fail."""
 
+import hashlib
 import json
 import os
 import resource
@@ -345,3 +346,38 @@ def test_json_in_directories_is_strict(tmp_path: Path):
         run.log({"round": 0, "loss": float("nan"), "other": -float("inf")})
     line = (tmp_path / "metrics.jsonl").read_text()
     assert json.loads(line, parse_constant=pytest.fail) == {"round": 0, "loss": None, "other": None}
+
+
+# ------------------------------------------------------------------------------------ crafted files
+
+
+@pytest.mark.parametrize("text", ["a", "a = ", "a = " + "[" * 5000, "a = 1\na = 2"])
+def test_settings_with_a_right_checksum_that_are_no_toml_are_refused(text: str, tmp_path: Path):
+    (tmp_path / "config.toml").write_text(files.sealed(text))
+    with pytest.raises(InputError, match="was changed or damaged"):
+        directory.read_settings(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "first_line",
+    [
+        *(b"", b"{", b"[]", b'{"round": 1}', b"\xff", b"[" * 5000, b'{"arrays": 3}'),
+        b'{"round": 1, "arrays": [["w", "float32", [1e9]]], "notes": {}}',
+        b'{"round": 1, "arrays": [["w", "nothing", [3]]], "notes": {}}',
+        b'{"round": 1, "arrays": [], "notes": {"settings": 3}}',
+        b'{"round": 1, "arrays": [], "notes": []}',
+    ],
+)
+def test_a_checkpoint_with_a_right_checksum_and_a_wrong_content_is_refused(
+    first_line: bytes, tmp_path: Path
+):
+    path = kept(tmp_path / "run").path
+    content = first_line + b"\n" + bytes(24)
+    content += hashlib.sha256(content).digest()
+    (path / "checkpoints" / "round-2").write_bytes(content)
+    message = "the newest checkpoint in .* cannot be read"
+    with pytest.raises(InputError, match=message):
+        directory.read_newest(path)
+    with RunDirectory(path, SETTINGS) as run, pytest.raises(InputError, match=message):
+        run.read_back(dict)
+    assert (path / "checkpoints" / "round-2").read_bytes() == content

@@ -106,11 +106,11 @@ class PlainAggregator:
                 self.transport.note("refused_reports", client, fault)
                 reply = reply._replace(seen=NO_REPORT)
             replies[client] = reply
-        if replies:  # helps users to choose most_norm
+        if replies:
             norms = [reply.size.norm for reply in replies.values()]
             text = "the norms of %d uploads have the median %g; the largest is %g"
-            log.debug(text, len(norms), np.median(norms), max(norms))
-        self._compare(replies, exchange.params)
+            log.debug(text, len(norms), np.median(norms), max(norms))  # to choose most_norm
+            self._compare(replies, exchange.params)
         return Aggregate.of(replies)
 
     def _read(self, exchange: Exchange, client: int, content: RecordDict) -> Reply:

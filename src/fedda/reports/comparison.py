@@ -109,7 +109,8 @@ def _panels(runs: Sequence[Run], rows: Sequence[Row], clients: Clients | None) -
         return megabytes(row)
 
     def by_seconds(run: Run, row: Evaluation) -> float:
-        return (training_seconds(run) or 0.0) * row["round"] / run.evaluations[-1]["round"]
+        last = run.evaluations[-1]["round"] or 1  # 0: only the first model was evaluated
+        return (training_seconds(run) or 0.0) * row["round"] / last
 
     timed = [run for run in runs if training_seconds(run) is not None and run.evaluations]
     drawn = {

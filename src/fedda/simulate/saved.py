@@ -107,7 +107,7 @@ def read(path: Path) -> Content:
     try:
         _, arrays, notes = checkpoint.decode(content)
         is_result, why = notes.get("kind") == "result", mismatch(notes, NOTES, "its first line")
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, AttributeError) as error:
         is_result, why = True, str(error)  # a checksum, but not after what fedda writes
     if is_result and why:
         raise InputError(f"got {path}, which cannot be read: {why}; {expected}. Give one of these.")

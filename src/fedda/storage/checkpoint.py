@@ -102,15 +102,22 @@ def is_whole(content: bytes) -> bool:
 
 
 def decode(content: bytes) -> tuple[int, dict[str, np.ndarray], dict[str, Any]]:
-    """Return the round, the arrays and the notes from the content of a checkpoint file."""
-    position = content.index(b"\n") + 1
-    header = json.loads(content[:position])
+    """Return the round, the arrays and the notes from the content of a checkpoint file.
+
+    Raises:
+        ValueError: The content has a right checksum, but `write` has not written it.
+    """
     arrays = {}
-    for name, dtype, shape in header["arrays"]:
-        array = np.frombuffer(content, jnp.dtype(dtype), math.prod(shape), position)
-        arrays[name] = array.reshape(shape)
-        position += array.nbytes
-    return header["round"], arrays, header["notes"]
+    try:
+        position = content.index(b"\n") + 1
+        header = json.loads(content[:position])
+        for name, dtype, shape in header["arrays"]:
+            array = np.frombuffer(content, jnp.dtype(dtype), math.prod(shape), position)
+            arrays[name] = array.reshape(shape)
+            position += array.nbytes
+        return header["round"], arrays, header["notes"]
+    except (LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
 def restored(arrays: Mapping[str, np.ndarray], like: PyTree, what: str, advice: str) -> PyTree:

@@ -35,9 +35,19 @@ from fedda.errors import InputError
 from fedda.storage import checkpoint, files, interrupts
 from fedda.storage.checkpoint import Checkpoint
 from fedda.storage.provenance import compile_seconds, provenance
+from fedda.storage.schema import mismatch
 
 CONFIG = "config.toml"
 SUMMARY = "summary.json"
+# The specification of the notes of a checkpoint.
+NOTES = {
+    "settings": str,
+    "log_size": int,
+    "log": str,
+    "float": str,
+    "made": {"seconds": {"total": float, "compile": float}},
+    "progress": {...: Any},
+}
 KEPT = 3  # the number of checkpoints: if the newest is damaged, the run can resume from another
 COPIES = 2  # of the arrays in host memory during a checkpoint: one by JAX (of a device), one by us
 
@@ -154,7 +164,7 @@ class RunDirectory:
         content = share(lambda: checkpoint.read(saved[-1]) if saved else b"")
         newest = None
         if content:
-            number, arrays, notes = checkpoint.decode(content)
+            number, arrays, notes = _decoded(content, self.path or Path("the run directory"))
             what = f"the checkpoint of round {number} in {self.path or 'the run directory'}"
             newest = Checkpoint(number, checkpoint.restored(arrays, like(), what, ADVICE), notes)
         log_path = (self.path or Path()) / self._log_name
@@ -336,10 +346,25 @@ def read_newest(path: Path, log: str = "metrics.jsonl") -> Snapshot:
             f"{path} has no checkpoint yet. Continue the run until its next checkpoint, with "
             "`fedda run --resume` or fedda.run(directory=...)."
         )
-    _, arrays, notes = checkpoint.decode(checkpoint.read(saved[-1]))
+    _, arrays, notes = _decoded(checkpoint.read(saved[-1]), path)
     lines = _log_of(path / log, files.read_sealed(path / CONFIG), notes).splitlines()
     finished = notes["progress"].get("finished", False)
     return Snapshot(settings, [json.loads(line) for line in lines], arrays, finished)
+
+
+def _decoded(content: bytes, path: Path) -> tuple[int, dict[str, np.ndarray], dict[str, Any]]:
+    """Return the round, arrays and notes of a checkpoint in a run directory."""
+    try:
+        number, arrays, notes = checkpoint.decode(content)
+        why = mismatch(number, int, "its round") or mismatch(notes, NOTES, "its first line")
+    except ValueError as error:
+        why = str(error)
+    if why:
+        raise InputError(
+            f"the newest checkpoint in {path} cannot be read: {why}. Nothing was changed. Delete "
+            "this file to continue from the previous one, or choose another directory."
+        )
+    return number, arrays, notes
 
 
 def _log_of(path: Path, settings: str, notes: Mapping[str, Any]) -> bytes:

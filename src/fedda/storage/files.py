@@ -162,14 +162,19 @@ def sealed(text: str) -> str:
 
 
 def read_sealed(path: Path) -> str:
-    """Return the text of a file that contains `sealed` text.
+    """Return the text of a file that contains `sealed` TOML text.
 
     Raises:
-        InputError: The checksum does not match.
+        InputError: The checksum does not match, or the text is not TOML.
     """
     content = path.read_bytes()
     text = content.partition(b"\n")[2].decode(errors="replace")
-    if sealed(text).encode() != content:
+    try:
+        tomllib.loads(text)
+        whole = sealed(text).encode() == content
+    except (ValueError, RecursionError):
+        whole = False
+    if not whole:
         raise InputError(
             f"{path} was changed or damaged after it was written, or belongs to another version of "
             "fedda: its checksum does not match. Restore it, or choose another directory."
