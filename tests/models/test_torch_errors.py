@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import dataclass
 from importlib.util import find_spec
 
 import numpy as np
@@ -14,7 +15,7 @@ if not (find_spec("torchax") or os.environ.get("CI")):
     pytest.skip("torchax is not installed: make torch", allow_module_level=True)
 
 import torch
-from fedda.models import torch_operations
+from fedda.models import torch_environment
 from helpers.torch_networks import F
 from torch import nn
 
@@ -144,6 +145,28 @@ def test_outputs_that_a_module_keeps():
         run(nn.Sequential(nn.Linear(4, 4), Remembering()))
 
 
+@dataclass
+class Output:
+    logits: torch.Tensor
+
+
+@pytest.mark.parametrize(
+    ("function", "loss", "words"),
+    [
+        (Output, "cross_entropy", r"must return a tensor, got Output\. Put it.*output\.logits"),
+        (lambda h: {"logits": h}, "cross_entropy", r"cross_entropy cannot.*\(\{'logits': \(4,\)\}"),
+        (
+            lambda h: (h, h),
+            nn.CrossEntropyLoss(),
+            r"CrossEntropyLoss cannot.*Tensor, not tuple.*Gi",
+        ),
+    ],
+)
+def test_modules_that_return_more_than_a_tensor(function, loss, words):
+    with pytest.raises(InputError, match=words):
+        run(Odd(lambda _, h: function(h)), loss)
+
+
 def test_the_layer_where_the_shape_is_wrong():
     message = r"examples of shape \(4,\): layer '1' \(Linear\): .* Give examples of the shape"
     with pytest.raises(InputError, match=message):
@@ -164,6 +187,7 @@ def test_neither_a_model_nor_a_module():
         ("crossentropy", "unknown loss or metric 'crossentropy'. Did you mean cross_entropy"),
         (nn.CrossEntropyLoss(reduction="sum"), r"'mean' or 'none', got 'sum'.*reduction='sum'"),
         (nn.CrossEntropyLoss(weight=torch.ones(4)), "divides by the weights.*reduction='none'"),
+        (nn.CrossEntropyLoss, r"got the class CrossEntropyLoss. Give .*: CrossEntropyLoss\(\)"),
         (lambda outputs, y: ((outputs - 1.0) ** 2).mean(), "one number for each example"),
         (
             lambda outputs, y: F.cross_entropy(outputs, y),
@@ -174,6 +198,27 @@ def test_neither_a_model_nor_a_module():
 def test_losses_that_are_no_mean_over_examples(loss, words):
     with pytest.raises(InputError, match=words):
         run(nn.Linear(4, 4), loss)
+
+
+@pytest.mark.parametrize(
+    ("loss", "labels", "words"),
+    [
+        (nn.MSELoss(), np.ones(4, "f4"), r"same shape, got \(1,\) and \(\) .*y\.reshape\(-1, 1\)"),
+        (
+            nn.BCEWithLogitsLoss(),
+            np.ones(4, "f4"),
+            r"BCEWithLogitsLoss cannot.*\(\[batch\]\).*Give",
+        ),
+        (
+            nn.CrossEntropyLoss(),
+            np.zeros((4, 1), "i4"),
+            r"class probabilities, got Int.*shapes \(\(1,\), \(1,\)\)",
+        ),
+    ],
+)
+def test_labels_of_another_shape_than_the_outputs(loss, labels, words):
+    with pytest.raises(InputError, match=words):
+        run(nn.Linear(4, 1), loss, [(CLIENTS[0][0], labels)])
 
 
 def test_labels_beyond_the_outputs():
@@ -197,10 +242,38 @@ def test_weights_of_another_module():
 # ---------------------------------------------------------------------------------- the clients
 
 
-def test_datasets_that_hold_no_pairs():
-    rows = torch.utils.data.TensorDataset(torch.ones(3, 4))
-    with pytest.raises(InputError, match=r"client 0 must be a dataset of pairs \(x, y\)"):
-        run(nn.Linear(4, 4), clients=[rows])
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return zip(*CLIENTS[0], strict=True)
+
+
+class Named(torch.utils.data.Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, number):
+        return {"pixels": torch.ones(4), "label": 0}
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (torch.utils.data.TensorDataset(torch.ones(3, 4)), r"of pairs \(x, y\).* that is a tuple"),
+        (Named(), r"of pairs \(x, y\) .*got an example that is a dict"),
+        (torch.utils.data.DataLoader(Stream()), "with a length, got Stream. Give a list"),
+    ],
+)
+def test_datasets_that_hold_no_pairs(data, words):
+    with pytest.raises(InputError, match="client 0 must be a dataset " + words):
+        run(nn.Linear(4, 4), clients=[data])
+
+
+@pytest.mark.parametrize("wrap", [torch.utils.data.DataLoader, lambda dataset: dataset])
+def test_one_dataset_is_no_list_of_clients(wrap):
+    """Each batch of a loader, which can be iterated over, would be a client."""
+    data = wrap(torch.utils.data.TensorDataset(*map(torch.tensor, CLIENTS[0])))
+    with pytest.raises(InputError, match=r"the data of each client, got one .*Dat.*is \[data\]"):
+        run(nn.Linear(4, 4), clients=data)
 
 
 def test_datasets_of_unequal_examples():
@@ -224,7 +297,7 @@ def test_datasets_of_unequal_examples():
     ("package", "look_up"),
     [
         ("torch", lambda: fedda.models.from_torch),
-        ("torchax", torch_operations.environment.__wrapped__),
+        ("torchax", torch_environment.environment.__wrapped__),
     ],
 )
 def test_an_extra_that_is_missing(monkeypatch, package, look_up):

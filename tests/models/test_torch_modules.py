@@ -305,7 +305,7 @@ def test_gradients_stop_where_they_stop_in_pytorch(function):
         def forward(self, x):
             h = self.layer(x)
             with torch.no_grad():
-                factor = h[:, :1] * 2
+                factor = h[:, :1].to(h.device) * 2
             return factor * function(h).flatten(1)
 
     torch.manual_seed(0)
@@ -388,14 +388,14 @@ def test_tensors_datasets_loaders_and_names_of_losses():
     torch.manual_seed(0)
     network, shape = mlp()
     x, y = torch.randn(30, *shape), torch.randint(3, (30,))
-    pairs = [(x[:10], y[:10]), (x[10:], y[10:])]
+    pairs = [(x[:10].clone().requires_grad_(), y[:10]), (x[10:], y[10:])]
     every = torch.utils.data.TensorDataset(x, y)
     subsets = [torch.utils.data.Subset(every, range(*ends)) for ends in ((0, 10), (10, 30))]
     loaders = {
         name: torch.utils.data.DataLoader(part, 7, shuffle=True)
         for name, part in zip("ab", subsets, strict=True)
     }
-    numpy = [(a.numpy(), b.numpy()) for a, b in pairs]
+    numpy = [(a.detach().numpy(), b.numpy()) for a, b in pairs]
     model, settings = from_torch(network), {"rounds": 3, "cohort": 2, "batch": 5}
     plain = fedda.run(
         "fedavg", model, numpy, losses.cross_entropy,
@@ -435,6 +435,8 @@ assert torch.backends.mha.get_fastpath_enabled()
 assert torch._ops.OpOverloadPacket.__getattr__ is lookup
 assert vars(torch.autograd.Function)["apply"] is apply
 assert torch.get_default_device().type == "cpu"
+assert not torch.accelerator.is_available() or torch.cuda.is_available()
+assert torch.nn.DataParallel(torch.nn.Linear(2, 1))(torch.ones(3, 2)).shape == (3, 1)
 assert torch.ones(2).sum().item() == 2
 """
 

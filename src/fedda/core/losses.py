@@ -170,8 +170,13 @@ def as_measure(measure: Any) -> Any:
     Anything else is returned as it is.
 
     Raises:
-        InputError: There is no such name, or the module is no mean over examples.
+        InputError: There is no such name, the module is no mean over examples, or it is a class.
     """
+    if isinstance(measure, type):
+        raise InputError(
+            f"a loss or metric must be a function or module, got the class {measure.__name__}. "
+            f"Give an instance: {measure.__name__}()."
+        )
     if isinstance(measure, str):
         if measure not in NAMES:
             raise unknown("loss or metric", measure, NAMES)

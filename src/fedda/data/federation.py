@@ -125,6 +125,12 @@ def from_clients(
     if isinstance(clients, Mapping):
         owners = [f"{owner} {name!r}" for name in clients]
         clients = clients.values()
+    elif is_dataset(clients):
+        raise InputError(
+            "clients must be a list with the data of each client, got one "
+            f"{type(clients).__name__}. Split it, for example by torch.utils.data.random_split; "
+            "the list of a single client is [data]."
+        )
     elif isinstance(clients, Iterable) and not isinstance(clients, str):
         clients = list(clients)
         owners = [f"{owner} {number}" for number in range(len(clients))]
@@ -191,21 +197,35 @@ def is_dataset(data: Any) -> bool:
 def _columns(data: Any, owner: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the examples `(x, y)` of a dataset as two arrays. A loader's batches do not matter."""
     data = data if hasattr(data, "__getitem__") else data.dataset
+    if not hasattr(data, "__len__"):
+        raise InputError(
+            f"{owner} must be a dataset with a length, got {type(data).__name__}. Give a list of "
+            "its examples' x, and one of their y."
+        )
     rows = [data[number] for number in range(len(data))]
-    if not rows or not all(isinstance(row, (tuple, list)) and len(row) == 2 for row in rows):
-        raise InputError(f"{owner} must be a dataset of pairs (x, y) with at least one example.")
+    for row in rows or [None]:
+        if not isinstance(row, (tuple, list)) or len(row) != 2:
+            got = f"an example that is a {type(row).__name__}" if rows else "none"
+            raise InputError(
+                f"{owner} must be a dataset of pairs (x, y) with at least one example, got {got}."
+            )
     x, y = zip(*rows, strict=True)
     try:
-        return np.stack(list(map(np.asarray, x))), np.stack(list(map(np.asarray, y)))
+        return np.stack(list(map(_array, x))), np.stack(list(map(_array, y)))
     except ValueError as error:
         raise InputError(
             f"the examples of {owner} must be arrays of one shape: {error}. Pad or crop them."
         ) from None
 
 
+def _array(values: Any) -> np.ndarray:
+    """Return an array of any values, also of a tensor on a GPU or with a gradient."""
+    return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
+
+
 def _checked(values: Any, name: str) -> np.ndarray:
     try:
-        array = np.asarray(values)
+        array = _array(values)
     except ValueError:  # rows of different lengths
         array = np.asarray(None)
     if array.dtype == object and all(isinstance(each, Real | np.bool_) for each in array.flat):

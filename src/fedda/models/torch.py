@@ -1,6 +1,7 @@
 """Convert PyTorch modules and losses to JAX, and copy trained parameters back."""
 
 import copy
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -14,7 +15,8 @@ from torch.nn import Module, Parameter
 import torch
 from fedda.errors import InputError
 from fedda.models import Model, Params
-from fedda.models.torch_operations import computing, environment, refused_batch_norm
+from fedda.models.torch_environment import computing, environment
+from fedda.models.torch_operations import refused_batch_norm
 from torch import Tensor
 
 DTYPES = {
@@ -98,7 +100,13 @@ def from_torch(module: Module, trainable: Callable[[str], bool] | None = None) -
             named = {f"module.{name}": tensor for name, tensor in tensors.items()}
             return torch.func.functional_call(called, named, (x,))
 
-        return _on_arrays(forward, ({**constants, **params}, x), key, called)
+        outputs = _on_arrays(forward, ({**constants, **params}, x), key, called)
+        if not all(isinstance(leaf, Array) for leaf in jax.tree.leaves(outputs)):
+            raise InputError(
+                f"the module must return a tensor, got {type(outputs).__name__}. Put it into a "
+                "module that returns one, such as output.logits."
+            )
+        return outputs
 
     def apply(params: Params, x: Any) -> Any:
         return run(params, x, random.key(0), training=False)
@@ -237,9 +245,18 @@ def from_torch_loss(loss: Module) -> Callable[[Any, Any], Any]:
     located = _Located(called)
 
     def measure(outputs: Any, y: Any) -> Any:
-        values = _on_arrays(located, (outputs, y), random.key(0), located)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Using a target size")  # refused below
+            values = _on_arrays(located, (outputs, y), random.key(0), located)
         if not hasattr(loss, "reduction"):
             return values
+        if values.ndim >= outputs.ndim and outputs.shape != y.shape:
+            # PyTorch compares all outputs with all labels, and only warns.
+            raise InputError(
+                f"{name} needs outputs and labels of the same shape, got {outputs.shape[1:]} and "
+                f"{y.shape[1:]} for each example. Reshape the labels, for example by "
+                "y.reshape(-1, 1), or the outputs."
+            )
         counted = jnp.ones(values.shape, values.dtype)
         if hasattr(called, "ignore_index") and jnp.issubdtype(y.dtype, jnp.integer):
             counted = (y != called.ignore_index).astype(values.dtype)

@@ -1,11 +1,7 @@
-"""The operations of PyTorch in JAX: torchax, and faster versions of some of its operations."""
+"""Operations of PyTorch in JAX that torchax lacks, or that are faster here."""
 
-import os
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache, partial, reduce
-from itertools import count
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, reduce
 from typing import Any
 
 import jax
@@ -14,147 +10,38 @@ import numpy as np
 from jax import Array, lax, random
 
 import torch
-from fedda.errors import InputError, import_extra
+from fedda.errors import InputError
 from fedda.models.conv import first_maximum, patches_conv, shifts
 
 aten, functional = torch.ops.aten, torch.nn.functional
 
 
-@cache
-def environment() -> Any:
-    """Return the torchax environment that runs operations of PyTorch on JAX arrays."""
-    with _without_side_effects(), _with_named_tensors():
-        tensor = import_extra("torchax.tensor", "torch", "train a PyTorch module")
-        registry = import_extra("torchax.ops.ops_registry", "torch", "train a PyTorch module")
-        mappings = import_extra("torchax.ops.mappings", "torch", "train a PyTorch module")
-        # The original `type_as` also changes its argument, and `data` has a gradient.
-        tensor.Tensor.type_as = lambda self, other: self.to(other.dtype)
-        tensor.Tensor.data = property(lambda self: self.detach())
+def replacements(env: Any) -> Mapping[Any, tuple[Callable[..., Any], bool]]:
+    """Return functions of arrays in place of operations, and whether they need random keys.
 
-        class Environment(tensor.Environment):  # type: ignore[misc, name-defined]
-            def t2j_iso(self, values: Any) -> Any:
-                """Convert also tensors of PyTorch, such as those that a module closes over."""
-
-                def convert(value: Any) -> Any:
-                    plain = not isinstance(value, tensor.Tensor | tensor.View)
-                    return mappings.t2j(value.detach(), False) if plain else value.jax()
-
-                return tensor.torch_pytree.tree_map_only(torch.Tensor, convert, values)
-
-            def get_and_rotate_prng_key(self, generator: Any = None) -> Array:
-                return next(self.param.prng)
-
-        class FunctionMode(tensor.XLAFunctionMode):  # type: ignore[misc, name-defined]
-            def __torch_function__(
-                self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-            ) -> Any:
-                """Let no gradient through under `torch.no_grad`."""
-                result = super().__torch_function__(func, types, args, kwargs)
-                if torch.is_grad_enabled() or (args and result is args[0]):
-                    return result
-                return self.env.j2t_iso(lax.stop_gradient(self.env.t2j_iso(result)))
-
-        env = Environment()
-        env._function_mode = FunctionMode(env)
+    Args:
+        env: The torchax environment, whose own operations serve in unusual cases.
+    """
     conv = partial(_convolution, env._ops[aten.convolution].func)
     pool = partial(_max_pool, 2, env._ops[functional.max_pool2d].func)
-    for operation, function, needs_key in (
-        (aten.convolution, conv, False),
-        (functional.max_pool2d, pool, False),
-        (aten.avg_pool1d, partial(_avg_pool, 1), False),
-        (aten.avg_pool2d, partial(_avg_pool, 2), False),
-        (aten.avg_pool3d, partial(_avg_pool, 3), False),
-        (aten.native_group_norm, _group_norm, False),
-        (functional.batch_norm, _batch_norm, False),
-        (functional.dropout, _dropout, True),
-        (torch.dropout, _dropout, True),
-        (functional.gumbel_softmax, _gumbel_softmax, True),
-        (aten.exponential_, partial(_fixed_noise, "exponential_"), False),
-        (aten.cauchy_, partial(_fixed_noise, "cauchy_"), False),
-        (torch.lstm, partial(_recurrent, _lstm), True),
-        (torch.gru, partial(_recurrent, _gru), True),
-        (torch.rnn_tanh, partial(_recurrent, partial(_rnn, jnp.tanh)), True),
-        (torch.rnn_relu, partial(_recurrent, partial(_rnn, jax.nn.relu)), True),
-    ):
-        env._ops[operation] = registry.Operator(
-            operation, function, is_jax_function=True, is_user_defined=True,
-            needs_env=needs_key, is_view_op=False,
-        )  # fmt: skip
-    return env
-
-
-@contextmanager
-def computing(key: Array) -> Iterator[Any]:
-    """Run operations of PyTorch in JAX, with random numbers from a key. Yields the environment."""
-    env, fast_attention = environment(), torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # it uses operations that torchax lacks
-    function: Any = torch.autograd.Function
-    usual, function.apply = vars(function)["apply"], classmethod(_refuse_function)
-    try:
-        with (
-            warnings.catch_warnings(),
-            jax.numpy_dtype_promotion("standard"),
-            jax.numpy_rank_promotion("allow"),
-            env.override_property(prng=(random.fold_in(key, n) for n in count())),
-            torch.enable_grad(),
-            env,
-            torch.device("jax"),
-        ):
-            # PyTorch counts in 64 bits, which JAX has only if they are enabled.
-            warnings.filterwarnings("ignore", message="Explicitly requested dtype")
-            yield env
-    finally:
-        function.apply = usual
-        torch.backends.mha.set_fastpath_enabled(fast_attention)
-
-
-def _refuse_function(function: type, *_: Any) -> None:
-    raise InputError(
-        f"the module uses the torch.autograd.Function {function.__name__}, but JAX would ignore "
-        "its backward. Write it with operations of PyTorch; x + (y - x).detach() has the value of "
-        "y and the gradient of x."
-    )
-
-
-@contextmanager
-def _with_named_tensors() -> Iterator[None]:
-    """Let torchax 0.0.13 be imported with PyTorch 2.13, which has no named tensors any more.
-
-    torchax has tables with the operations on named tensors as keys. Here, a missing operation is
-    replaced by its name, and its row in the table is never used.
-    """
-    packet: Any = torch._ops.OpOverloadPacket
-    original = packet.__getattr__
-
-    def lookup(self: Any, name: str) -> Any:
-        try:
-            return original(self, name)
-        except AttributeError:
-            if "dimname" in name.lower() or "names" in name:
-                return f"{self}.{name}"
-            raise
-
-    packet.__getattr__ = lookup
-    try:
-        yield
-    finally:
-        packet.__getattr__ = original
-
-
-@contextmanager
-def _without_side_effects() -> Iterator[None]:
-    """Undo the global settings that torchax changes when it is imported."""
-    fast_attention = torch.backends.mha.get_fastpath_enabled()
-    variables = dict(os.environ)
-    client = getattr(jax.config, "jax_pjrt_client_create_options", None)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast_attention)
-        for name in os.environ.keys() - variables.keys():
-            del os.environ[name]
-        if client is not None:
-            jax.config.update("jax_pjrt_client_create_options", client)
+    return {
+        aten.convolution: (conv, False),
+        functional.max_pool2d: (pool, False),
+        aten.avg_pool1d: (partial(_avg_pool, 1), False),
+        aten.avg_pool2d: (partial(_avg_pool, 2), False),
+        aten.avg_pool3d: (partial(_avg_pool, 3), False),
+        aten.native_group_norm: (_group_norm, False),
+        functional.batch_norm: (_batch_norm, False),
+        functional.dropout: (_dropout, True),
+        torch.dropout: (_dropout, True),
+        functional.gumbel_softmax: (_gumbel_softmax, True),
+        aten.exponential_: (partial(_fixed_noise, "exponential_"), False),
+        aten.cauchy_: (partial(_fixed_noise, "cauchy_"), False),
+        torch.lstm: (partial(_recurrent, _lstm), True),
+        torch.gru: (partial(_recurrent, _gru), True),
+        torch.rnn_tanh: (partial(_recurrent, partial(_rnn, jnp.tanh)), True),
+        torch.rnn_relu: (partial(_recurrent, partial(_rnn, jax.nn.relu)), True),
+    }
 
 
 # ------------------------------------------------------------------- convolution and pooling

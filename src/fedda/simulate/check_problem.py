@@ -81,26 +81,34 @@ def check_problem(
             "expects, or a model for this shape."
         ) from error
     of_classes = getattr(loss, "of_classes", False) and y.ndim == 1 and y.dtype.kind in "iu"
-    if (loss is cross_entropy or of_classes) and isinstance(shards, Shards):
+    one = isinstance(outputs, jax.ShapeDtypeStruct)  # and no tuple or dictionary of arrays
+    if (loss is cross_entropy or of_classes) and one and isinstance(shards, Shards):
         check_labels(shards, outputs.shape[-1], test)
     for measure in (loss, *metrics):
         name = getattr(measure, "__name__", "loss")
+        shapes = jax.tree.map(lambda leaf: leaf.shape[1:], (outputs, y))
         try:
             result = jax.eval_shape(measure, outputs, y)
-        except TypeError as error:
-            if "must be Tensor" not in str(error):
-                raise
+        except InputError:
+            raise
+        except Exception as error:  # a user's function may raise anything
+            if isinstance(error, TypeError) and "must be Tensor" in str(error):
+                raise InputError(
+                    f"{name} gets arrays of JAX, but computes with tensors of PyTorch: {error}. "
+                    "Give a loss module of PyTorch, such as torch.nn.CrossEntropyLoss(), or write "
+                    "it with jax.numpy."
+                ) from error
+            why = _readable(str(error)).removeprefix(f"{name}: ").rstrip(".")
             raise InputError(
-                f"{name} gets arrays of JAX, but computes with tensors of PyTorch: {error}. Give a "
-                "loss module of PyTorch, such as torch.nn.CrossEntropyLoss(), or write it with "
-                "jax.numpy."
+                f"{name} cannot be computed: {why}. The outputs and the label of an example have "
+                f"the shapes {shapes}. Give outputs and labels that it takes, or another loss or "
+                "metric."
             ) from error
         ratio = isinstance(result, tuple) and measure is not loss  # numerator and denominator
         for values in result if ratio else [result]:
             shape = getattr(values, "shape", None)
             if shape != (TRIED,):
                 got = type(values).__name__ if shape is None else f"shape {_readable(shape)}"
-                shapes = jax.tree.map(lambda leaf: leaf.shape[1:], (outputs, y))
                 raise InputError(
                     f"{name} must return one number for each example, an array of shape (batch,), "
                     f"got {got}. The outputs and the label of an example have the shapes {shapes}. "

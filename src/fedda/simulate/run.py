@@ -135,7 +135,8 @@ def why_untrained(row: Row) -> str | None:
         return f"{skipped}, as no client of their cohorts had examples. Raise cohort, or add data."
     return (
         f"{skipped}, as uploads were not finite ({row['nonfinite_clients']} in all). Lower "
-        "client_lr or server_lr, and check that the loss is finite on these data."
+        "client_lr or server_lr, and check that the loss is finite on these data. It is not where "
+        "an embedding has fewer rows than the data have words."
     )
 
 
