@@ -82,12 +82,13 @@ format: $(VENV)/ready
 LOCK ?= requirements.lock
 EXTRAS ?= dev report flower privacy
 $(VENV)/ready: $(LOCK) pyproject.toml reproduction/pyproject.toml benchmarks/pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11, 4) and "fedda needs Python 3.11.4 or newer; say make PYTHON=...")'
-	$(PYTHON) -m venv $(VENV)
-	$(call quietly,$(INSTALL) --no-deps --require-hashes -r $(LOCK))
-	$(call quietly,$(INSTALL) --no-deps --no-build-isolation -e . -e reproduction -e benchmarks)
-	$(BIN)/python tools/check_environment.py $(EXTRAS)
-	touch $@
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11, 4) and "fedda needs Python 3.11.4 or newer; say make PYTHON=...")'
+	@echo "Installing fedda and what it needs into $(VENV), which takes some minutes."
+	@$(PYTHON) -m venv $(VENV)
+	@$(call quietly,$(INSTALL) --no-deps --require-hashes -r $(LOCK))
+	@$(call quietly,$(INSTALL) --no-deps --no-build-isolation -e . -e reproduction -e benchmarks)
+	@$(BIN)/python tools/check_environment.py $(EXTRAS)
+	@touch $@
 
 lock: $(VENV)/ready  ## Resolve the newest versions anew, and the oldest that are supported
 	$(PYTHON) -m venv .venv-lock

@@ -1,57 +1,60 @@
-"""The library's front door: `run` and `run_grid`, which check everything a user gives."""
+"""The library's front door: `run` and `run_grid`.
+
+What programs need that train step by step, such as a server, is here too.
+"""
 
 import dataclasses
-import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from numbers import Real
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
-from fedda import algorithms
-from fedda.algorithms.registry import domains, plain
-from fedda.core import check_structure, tree
 from fedda.core.algorithm import Algorithm
 from fedda.core.losses import as_measure, as_measures
-from fedda.core.task import ExampleWise, Task
-from fedda.data.federation import Shards, checked_pair, from_clients, num_rows
-from fedda.data.streaming import Feed
+from fedda.core.task import ExampleWise
 from fedda.data.tabular import Federation
-from fedda.errors import InputError, check_whole_number, is_finite, shown
-from fedda.models import Model, as_model, recipe_of
+from fedda.errors import InputError, check_whole_number
+from fedda.models import Model, as_model
 from fedda.simulate import hosts, warnings
-from fedda.simulate.check_problem import check_problem
-from fedda.simulate.cohort import SAMPLERS, Layout, automatic_chunk
-from fedda.simulate.devices import compile_cache, everywhere, mesh_for
-from fedda.simulate.evaluation import evaluated_clients, metric_settings
-from fedda.simulate.grid import Batch, Begun, OnEvaluation, Part, train_together
-from fedda.simulate.progress import GridProgress, Progress, Update, bars, grid_bar, run_bar
-from fedda.simulate.result import Result
-from fedda.simulate.run import ADVICE, train_run, why_untrained
-from fedda.simulate.settings import (
-    KEYWORDS,
-    Clients,
-    Test,
-    Training,
-    checked_plan,
-    host_rounds,
-    test_of_clients,
+from fedda.simulate.devices import compile_cache
+from fedda.simulate.evaluation import evaluated_clients
+from fedda.simulate.grid import Part, grid_points, train_grid, values_to_try
+from fedda.simulate.prepare import (
+    check_seed,
+    checked_setup,
+    described,
+    digests,
+    last_rounds,
+    prepare,
+    traced,
 )
-from fedda.simulate.train import Row, Setup, example
-from fedda.storage.checkpoint import digest
+from fedda.simulate.progress import GridProgress, Progress, Update, bars, grid_bar, run_bar
+from fedda.simulate.result import GridPoint, Result
+from fedda.simulate.run import ADVICE, train_run, why_untrained
+from fedda.simulate.settings import CHANGEABLE, Clients, Test, Training
+from fedda.simulate.train import Row
 from fedda.storage.directory import RunDirectory
 from fedda.storage.extend import extend
 from fedda.storage.files import json_numbers
 from fedda.storage.interrupts import Interrupted, stoppable
 
-log = logging.getLogger("fedda")
+__all__ = [
+    "CHANGEABLE",
+    "check_seed",
+    "grid_points",
+    "last_rounds",
+    "prepare",
+    "run",
+    "run_grid",
+    "traced",
+    "train_grid",
+]
 
+log = logging.getLogger("fedda")
 
 # The other keywords, which a person may have misspelt.
 OF_RUN = (
@@ -64,16 +67,6 @@ OF_RUN = (
     "progress",
 )
 OF_GRID = ("grid", "seeds", "together", "progress")
-
-CHANGEABLE = ("devices", "checkpoint_every")  # settings that a resumed run may change
-
-
-class GridPoint(NamedTuple):
-    """One run of a grid: its hyper-parameters, its seed and its result."""
-
-    hyper: dict[str, float]
-    seed: int
-    result: Result
 
 
 @stoppable
@@ -189,7 +182,7 @@ def run(
     model, loss, metrics = as_model(model), as_measure(loss), as_measures(metrics)
     given = locals()  # all arguments, by name
     training = Training(**{name: given[name] for name in Training._fields})
-    setup, values = _prepare(training, hyper, OF_RUN)
+    setup, values = checked_setup(training, hyper, OF_RUN)
     check_seed(seed)
     check_whole_number("checkpoint_every", checkpoint_every, least=1)
     if not isinstance(start, Result | None):
@@ -197,11 +190,11 @@ def run(
             f"start must be the result of an earlier run, got {type(start).__name__}. {ADVICE}"
         )
     path = Path(directory) if directory is not None and hosts.is_first() else None
-    settings = _settings(training, setup, values, hyper) | {"seed": int(seed)}
+    settings = described(training, setup, values, hyper) | {"seed": int(seed)}
     prepared = clients.preparation if isinstance(clients, Federation) else None
     identity: dict[str, Any] = {"checkpoint_every": int(checkpoint_every)}
     if path is not None:
-        identity |= settings | _digests(setup, start)
+        identity |= settings | digests(setup, start)
         identity |= {"preparation": None if prepared is None else prepared.to_json()}
     hp = traced(values, model)
 
@@ -271,39 +264,6 @@ def _bar(algorithm: str | Algorithm, progress: bool) -> Iterator[Update]:
         yield add(algorithm if isinstance(algorithm, str) else "your own")
 
 
-def _settings(
-    training: Training, setup: Setup, values: Any, chosen: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the settings of a run as plain values, with all defaults."""
-    algorithm, task = training.algorithm, setup.task
-    known = algorithms.options(algorithm) if isinstance(algorithm, str) else {}
-    given = {name: plain(value) for name, value in training._asdict().items()}
-    if isinstance(training.clients, Federation) and training.clients.classes:
-        given["classes"] = list(map(plain, training.clients.classes))
-    return given | {
-        "algorithm": algorithm if isinstance(algorithm, str) else "your own",
-        **{name: chosen.get(name, choices[0]) for name, choices in known.items()},
-        **values._asdict(),
-        "model": [" ".join(named) for named in tree.types("", task.model.shapes()).items()],
-        "built_in_model": recipe_of(task.model),
-        "clients": setup.shards.num_clients,
-        "loss": getattr(task.loss, "__name__", "loss"),
-        "test": None if setup.test is None else num_rows(setup.test[1]),
-        **metric_settings(task.metrics),
-    }
-
-
-def _digests(setup: Setup, start: Result | None) -> dict[str, Any]:
-    """Return the checksums of the data that must be the same for a run to be resumed."""
-    shards, test = setup.shards, setup.test
-    begun = None if start is None else (start.state, start.history, start.memory)
-    return {
-        "data": digest(shards if isinstance(shards, Shards) else np.asarray(shards.count)),
-        "test": None if test is None else digest(test),
-        "start": None if begun is None else digest(begun),
-    }
-
-
 @stoppable
 @compile_cache()
 def run_grid(
@@ -336,7 +296,7 @@ def run_grid(
     """Train every combination of hyper-parameters and seeds, many at once in one program.
 
     Args:
-        algorithm: As in `run`, and so are all arguments that are not listed here.
+        algorithm: As in `run`.
         model: As in `run`.
         clients: As in `run`.
         loss: As in `run`.
@@ -393,11 +353,11 @@ def run_grid(
         raise InputError(
             f'grid must be a dictionary, as in {{"client_lr": [0.1, 1]}}, got {grid!r}.'
         )
-    tried = {name: _values_to_try(name, values) for name, values in grid.items()}
-    seeds = _values_to_try("seeds", seeds)
+    tried = {name: values_to_try(name, values) for name, values in grid.items()}
+    seeds = values_to_try("seeds", seeds)
     if together is not None:
         check_whole_number("together", together, least=1)
-    setup, base = _prepare(training, hyper, OF_GRID)
+    setup, base = checked_setup(training, hyper, OF_GRID)
     label = algorithm if isinstance(algorithm, str) else "this algorithm"
     points = grid_points(label, setup.algorithm, base._asdict(), tried, seeds)
     if len(points) < 2:
@@ -422,7 +382,7 @@ def run_grid(
                 ):
                     values, seed = points[member]
                     chosen = {name: getattr(values, name) for name in grid}
-                    settings = _settings(training, setup, values, hyper) | {"seed": seed}
+                    settings = described(training, setup, values, hyper) | {"seed": seed}
                     # Of the runs of a grid, some are bad: their warnings are not logged.
                     about_run = warnings.about_run(setup, history[-1])
                     result = Result(
@@ -437,176 +397,3 @@ def run_grid(
             stop.result = found
             raise
     return found
-
-
-def _values_to_try(name: str, values: Any) -> list[Any]:
-    listed = [] if isinstance(values, str) or not isinstance(values, Iterable) else list(values)
-    if not listed:
-        raise InputError(f"{name} must be a list of values to try, got {values!r}.")
-    return [plain(value) for value in listed]
-
-
-def grid_points(
-    name: str,
-    record: Algorithm,
-    base: Mapping[str, float],
-    grid: Mapping[str, Sequence[float]],
-    seeds: Sequence[int],
-) -> list[tuple[Any, int]]:
-    """Return the `Hyper` of every combination of the grid's values, with every seed.
-
-    Args:
-        name: The name of the algorithm.
-        record: The algorithm.
-        base: The hyper-parameters that all runs share.
-        grid: The values of others.
-        seeds: The seeds of each combination.
-
-    Raises:
-        InputError: A value is wrong; or runs with several values of it are different programs.
-    """
-    options = algorithms.options(name) if name in algorithms.names() else ()
-    for fixed in grid.keys() & {*KEYWORDS, *options}:
-        raise InputError(
-            f"{fixed} is fixed when a program is compiled, so runs with several values of it "
-            f"cannot be trained together. Run the grid once for each value of {fixed}."
-        )
-    for seed in seeds:
-        check_seed(seed)
-    hypers = [
-        algorithms.hyper(name, record, {**base, **dict(zip(grid, values, strict=True))})
-        for values in itertools.product(*grid.values())
-    ]
-    return list(itertools.product(hypers, seeds))
-
-
-def train_grid(
-    setup: Setup,
-    hypers: Sequence[Any],
-    seeds: Sequence[int],
-    together: int | None = None,
-    on_evaluation: OnEvaluation | None = None,
-    begun: Begun | None = None,
-) -> Iterator[Batch]:
-    """Train a run for each `Hyper` and seed, in batches; see `train_together`.
-
-    Raises:
-        InputError: Client memory is on the host, where there would have to be one for each run.
-    """
-    if setup.host_rounds is not None:
-        raise InputError(
-            "run_grid keeps client memory on the device, and fedda sweep too; raise memory_gb to "
-            "let them."
-        )
-    stacked = jax.tree.map(lambda *leaves: np.array(leaves), *hypers)
-    hp = traced(stacked, setup.task.model)
-    return train_together(setup, hp, seeds, together, on_evaluation, begun)
-
-
-def prepare(
-    algorithm: str | Algorithm,
-    model: Model | object,
-    clients: Clients,
-    loss: ExampleWise | str,
-    **settings: Any,
-) -> tuple[Setup, Any]:
-    """Check everything that a run is made of.
-
-    Args:
-        algorithm: As in `run`.
-        model: As in `run`.
-        clients: As in `run`.
-        loss: As in `run`.
-        **settings: The other fields of `Training`, and the algorithm's own settings.
-
-    Returns:
-        What stays the same during the run, and the hyper-parameters; see `traced`.
-    """
-    training = {name: settings.pop(name) for name in Training._fields if name in settings}
-    training["metrics"] = as_measures(training.get("metrics", ()))
-    given = Training(algorithm, as_model(model), clients, as_measure(loss), **training)
-    return _prepare(given, settings, ())
-
-
-def _prepare(
-    given: Training, hyper: Mapping[str, Any], other_keywords: Iterable[str]
-) -> tuple[Setup, Any]:
-    model, loss, cohort = given.model, given.loss, given.cohort
-    if isinstance(given.algorithm, Algorithm):
-        check_structure.check_parts(given.algorithm)
-    record, values = algorithms.configure(given.algorithm, hyper, (*KEYWORDS, *other_keywords))
-    clients, test = given.clients, given.test
-    if isinstance(clients, Federation):
-        if test is None and any(len(y) for _, y in clients.test):
-            test = clients.test
-        clients = dict(zip(clients.names, clients.clients, strict=True))
-    shards = clients if isinstance(clients, (Shards, Feed)) else from_clients(clients)
-    of_clients = test_of_clients(test, shards.num_clients)
-    if of_clients is not None:
-        test = (of_clients.x, of_clients.y)
-    test = None if test is None else checked_pair(test, "the test set")
-    plan = checked_plan(given, shards)
-    full_rounds = last_rounds(given.stabilise, given.rounds)
-    check_problem(model, loss, given.metrics, shards, test)
-    mesh = mesh_for(given.devices, cohort, tree.size(model.shapes()))
-    task = Task(model, loss, plan, tuple(given.metrics), given.reduction)
-    hp = traced(values, model)
-    kept = tree.nbytes(jax.eval_shape(record.memory, hp, model.shapes()))
-    if isinstance(given.algorithm, Algorithm):
-        check_structure.check_work(record, hp, task, example(shards))
-    chunk = given.chunk
-    if chunk is None:
-        size = tree.nbytes(model.shapes())
-        chunk = automatic_chunk(size, plan, np.asarray(shards.count), cohort, mesh)
-    setup = Setup(
-        algorithm=record,
-        task=task,
-        shards=shards,
-        test=everywhere(test, mesh),
-        rounds=given.rounds,
-        cohort=cohort,
-        eval_every=given.eval_every,
-        stabilise=full_rounds,
-        late_every=given.late_every,
-        layout=Layout(chunk, mesh),
-        sample=SAMPLERS[given.sampling],
-        host_rounds=host_rounds(given, kept, shards.num_clients),
-        test_clients=of_clients,
-        names=list(map(str, clients)) if isinstance(clients, Mapping) else (),
-    )
-    return setup, values
-
-
-def last_rounds(stabilise: float, rounds: int) -> int:
-    """How many rounds at the end take one full-batch step."""
-    number = isinstance(stabilise, Real) and not isinstance(stabilise, bool)
-    if (
-        not number
-        or not is_finite(stabilise)
-        or not 0 <= stabilise <= rounds
-        or (stabilise >= 1 and stabilise != int(stabilise))
-    ):
-        raise InputError(
-            f"stabilise must be a share of the rounds below 1 or a whole number of rounds up to "
-            f"{rounds}, got {shown(stabilise)}."
-        )
-    return round(stabilise * rounds) if stabilise < 1 else int(stabilise)
-
-
-def check_seed(seed: int) -> None:
-    """Refuses what is no seed, or more than a random key can tell apart."""
-    check_whole_number("seed", seed, least=0)
-
-
-def traced(hyper: Any, model: Model) -> Any:
-    """Hyper-parameters as arrays in the dtype of the parameters they will meet."""
-    dtype = jnp.result_type(*jax.tree.leaves(model.shapes()))
-    for name, domain in domains(type(hyper)).items():
-        for value in np.ravel(getattr(hyper, name)).tolist():
-            used = float(np.asarray(value, dtype))
-            if not domain.allows(used):
-                raise InputError(
-                    f"{name} must be {domain.description}, got {value!r}, which is {used:g} in "
-                    f"{dtype}, the type of the parameters. Keep those in float32, or change it."
-                )
-    return jax.tree.map(lambda value: jnp.asarray(value, dtype), hyper)

@@ -1,7 +1,7 @@
 """The public names of the library: `fedda.run` is `run` of this module."""
 
 from fedda import algorithms, models
-from fedda.api import GridPoint, run, run_grid
+from fedda.api import run, run_grid
 from fedda.core import losses
 from fedda.core.algorithm import Algorithm, Phase
 from fedda.data.preparation import Preparation
@@ -10,7 +10,7 @@ from fedda.experiments.load import load
 from fedda.models import Model
 from fedda.reports.results import report
 from fedda.simulate.evaluation import evaluate
-from fedda.simulate.result import Result
+from fedda.simulate.result import GridPoint, Result
 from fedda.storage.interrupts import Interrupted
 
 __all__ = [

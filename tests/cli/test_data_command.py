@@ -128,8 +128,10 @@ def test_a_csv_file_is_prepared_as_by_federation_and_trained_on(fedda, tmp_path,
     assert opened.text("labels.txt").splitlines() == ["ill", "well"]
     monkeypatch.chdir(tmp_path)
     words = ("task=own", "data=mine", "rounds=2", "per_client=true", "--out", "out")
-    code, _, err = fedda("run", *words)
+    code, out, err = fedda("run", *words)
     assert code == 0, err
+    clients = out.partition(f"{len(made.names)} clients, ")[2]
+    assert re.search(r"accuracy +[\d.]+ +[\d.]+ +[\d.]+\n", clients), "mean, spread, worst tenth"
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     found = summary["per_client"]
     assert (found["on"], found["clients"]) == ("test", made.names)

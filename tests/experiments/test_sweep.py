@@ -196,7 +196,7 @@ def test_the_largest_batch_that_fits_is_chosen(sizes, monkeypatch):
     for room, expected in rooms.items():
         monkeypatch.setattr(together, "_room", lambda setup, room=room: room)
         sizes.clear()
-        next(together.train_together(setup, hypers, range(4)))
+        next(together.train_grid(setup, 4 * [hyper], range(4)))
         assert sizes == [expected], "and one run is tried whatever is estimated"
 
 

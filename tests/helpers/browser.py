@@ -48,6 +48,14 @@ def resize(browser, width):
     )
     browser.refresh()
     assert browser.execute_script("return innerWidth") == width
+    wait_for_plots(browser)
+
+
+def wait_for_plots(browser):
+    """Wait for two frames: plots are drawn when they are seen, after the first."""
+    browser.execute_async_script(
+        "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(done))"
+    )
 
 
 def line_paths(browser, plot):

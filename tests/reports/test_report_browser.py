@@ -9,7 +9,7 @@ import pytest
 from fedda.reports import comparison, tables
 from fedda.reports.runs import read_runs
 from fedda.reports.statistics import table
-from helpers.browser import colours, line_paths, resize
+from helpers.browser import colours, line_paths, resize, wait_for_plots
 
 # The first is the worst.
 ALGORITHMS = ("<b><script>document.title = 'run'</script></b>", "fedadam", "fedavg", "fedda-adam")
@@ -75,8 +75,7 @@ def show_everything(browser):
         "document.querySelectorAll('details').forEach(part => part.open = true);"
         "document.querySelectorAll('.plot').forEach(plot => plot.hidden = false);"
     )
-    # Plots are drawn when they are seen, before the next frame.
-    browser.execute_async_script("setTimeout(arguments[0], 100)")
+    wait_for_plots(browser)
 
 
 def names_beside(browser, plot):
@@ -175,7 +174,7 @@ def test_tabs_show_one_view_at_a_time(browser):
     assert shown() == ["plot-metric", *others]
     for view, tab in zip(VIEWS, browser.find_elements("css selector", ".tabs button"), strict=True):
         tab.click()
-        browser.execute_async_script("setTimeout(arguments[0], 100)")
+        wait_for_plots(browser)
         assert shown() == [view, *others]
         assert len(line_paths(browser, view)) == len(ALGORITHMS)
 

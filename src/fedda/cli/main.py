@@ -27,8 +27,8 @@ from fedda.cli.sweep import sweep_command
 from fedda.cli.terminal import at_end, leaving, note, out, print_error
 from fedda.errors import InputError, unknown
 
-ORDER = ["run", "compare", "report", "export", "sweep", "algorithms", "data", "cache"]
-ORDER += ["reproduce", "study", "theory", "bench"]  # of other packages
+# Those of other packages come after these.
+ORDER = ["compare", "run", "sweep", "report", "export", "algorithms", "data", "cache"]
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED|out of memory"
 ADVICE = "Lower batch, cohort, clients or chunk, or choose a smaller model."
 
@@ -38,7 +38,7 @@ class _Commands(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         found = [*super().list_commands(ctx), *self._plugins()]
-        return sorted(found, key=lambda name: ORDER.index(name) if name in ORDER else 0)
+        return sorted(found, key=[*ORDER, *found].index)
 
     def get_command(self, ctx: Any, name: str) -> Any:
         if name not in self._plugins():
@@ -150,7 +150,7 @@ Version = typer.Option(
 
 @app.callback()
 def start(version: Annotated[bool, Version] = False) -> None:
-    """Federated optimisation: FedDA and its baselines, simulated.
+    """Train one model on the data of many clients: federated learning, simulated.
 
     Start with `fedda compare`. Each command has `--help`.
     """

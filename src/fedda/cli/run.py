@@ -114,6 +114,8 @@ def run_command(
         print(json.dumps({"directory": str(directory), **outcome.summary}))
     else:
         print_rows(table(read_runs([directory])))
+        if outcome.result.per_client is not None:
+            print(outcome.result.per_client)
         terminal.say(f"Written to {directory}")
     if why := why_untrained(outcome.result.history[-1]):
         terminal.print_error(why)

@@ -4,11 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedda.api import GridPoint
 from fedda.errors import InputError, shown
 from fedda.reports import comparison
 from fedda.reports.runs import Run
-from fedda.simulate.result import Result
+from fedda.simulate.result import GridPoint, Result
 
 One = Result | GridPoint
 

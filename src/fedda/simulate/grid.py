@@ -5,23 +5,28 @@ padded with copies of a run, whose results are dropped. The memory that a batch 
 the compiled program before it runs. If a batch still runs out of memory, its size is halved.
 """
 
+import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 from jax import random
 from jax.sharding import NamedSharding, PartitionSpec
 
+from fedda import algorithms
+from fedda.algorithms.registry import plain
 from fedda.core import tree
-from fedda.core.algorithm import Hyper, ServerState
+from fedda.core.algorithm import Algorithm, Hyper, ServerState
 from fedda.core.tree import PyTree
 from fedda.data import memory as free_memory
 from fedda.data.streaming import Feed
 from fedda.errors import InputError
+from fedda.simulate.prepare import check_seed, traced
+from fedda.simulate.settings import KEYWORDS
 from fedda.simulate.train import (
     Row,
     Run,
@@ -70,20 +75,20 @@ OnEvaluation = Callable[[range, Part], object]
 Begun = Callable[[range, PyTree], Part | None]
 
 
-def train_together(
+def train_grid(
     setup: Setup,
-    hypers: Hyper,
+    hypers: Sequence[Hyper],
     seeds: Sequence[int],
     together: int | None = None,
     on_evaluation: OnEvaluation | None = None,
     begun: Begun | None = None,
 ) -> Iterator[Batch]:
-    """Train one run for each seed, in batches.
+    """Train a run for each `Hyper` and seed, in batches.
 
     Args:
         setup: The settings that all runs share.
-        hypers: The hyper-parameters. Each field is an array with one number for every seed.
-        seeds: The seeds.
+        hypers: The hyper-parameters of each run.
+        seeds: The seed of each run.
         together: The largest number of runs in a batch. By default as many as fit in memory. On
             a CPU the default is limited to 1 GB, because larger batches are not faster there.
         on_evaluation: Called at each evaluation with the numbers of the runs in a batch and the
@@ -95,14 +100,22 @@ def train_together(
         The finished batches, in order.
 
     Raises:
-        InputError: A single run needs more memory than the device has.
+        InputError: A single run needs more memory than the device has; or client memory is on the
+            host, where there would have to be one for each run.
     """
+    if setup.host_rounds is not None:
+        raise InputError(
+            "run_grid keeps client memory on the device, and fedda sweep too; raise memory_gb to "
+            "let them."
+        )
+    stacked = jax.tree.map(lambda *leaves: np.array(leaves), *hypers)
+    hps = traced(stacked, setup.task.model)
     count, first, compiled = len(seeds), 0, 0
     room = math.inf if together else _room(setup)
-    size = _even_size(count, together or int(min(count, room // _least(setup, hypers))))
+    size = _even_size(count, together or int(min(count, room // _least(setup, hps))))
     while first < count:
         if size != compiled:
-            needed = _unless_out_of_memory(partial(compile_batch, setup, hypers, seeds, size))
+            needed = _unless_out_of_memory(partial(compile_batch, setup, hps, seeds, size))
             if size > 1 and (needed is None or needed > room):
                 fits = size // 2 if needed is None else int(size * room / needed)
                 size = _even_size(count - first, min(fits, size - 1))
@@ -110,8 +123,8 @@ def train_together(
             compiled = size
         members = range(first, min(first + size, count))
         numbers = np.minimum(np.arange(first, first + size), count - 1)
-        hp, batch_seeds = _some(hypers, numbers), [seeds[i] for i in numbers]
-        before = begun and begun(members, _shapes(setup, hypers, size))
+        hp, batch_seeds = _some(hps, numbers), [seeds[i] for i in numbers]
+        before = begun and begun(members, _shapes(setup, hps, size))
         report = on_evaluation and partial(on_evaluation, members)
         end = _unless_out_of_memory(partial(_train, setup, hp, batch_seeds, before, report))
         if end is not None:
@@ -240,3 +253,45 @@ def _room(setup: Setup) -> float:
     if devices[0].platform == "cpu":
         return min(SHARE * free_memory.of_host(), CPU_ROOM) / len(devices)
     return SHARE * free_memory.of_devices(devices)
+
+
+def values_to_try(name: str, values: Any) -> list[Any]:
+    """Return the values of one setting as a list; refuse what is none."""
+    listed = [] if isinstance(values, str) or not isinstance(values, Iterable) else list(values)
+    if not listed:
+        raise InputError(f"{name} must be a list of values to try, got {values!r}.")
+    return [plain(value) for value in listed]
+
+
+def grid_points(
+    name: str,
+    record: Algorithm,
+    base: Mapping[str, float],
+    grid: Mapping[str, Sequence[float]],
+    seeds: Sequence[int],
+) -> list[tuple[Any, int]]:
+    """Return the `Hyper` of every combination of the grid's values, with every seed.
+
+    Args:
+        name: The name of the algorithm.
+        record: The algorithm.
+        base: The hyper-parameters that all runs share.
+        grid: The values of others.
+        seeds: The seeds of each combination.
+
+    Raises:
+        InputError: A value is wrong; or runs with several values of it are different programs.
+    """
+    options = algorithms.options(name) if name in algorithms.names() else ()
+    for fixed in grid.keys() & {*KEYWORDS, *options}:
+        raise InputError(
+            f"{fixed} is fixed when a program is compiled, so runs with several values of it "
+            f"cannot be trained together. Run the grid once for each value of {fixed}."
+        )
+    for seed in seeds:
+        check_seed(seed)
+    hypers = [
+        algorithms.hyper(name, record, {**base, **dict(zip(grid, values, strict=True))})
+        for values in itertools.product(*grid.values())
+    ]
+    return list(itertools.product(hypers, seeds))

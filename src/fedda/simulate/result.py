@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -120,3 +120,11 @@ class Result:
         if not self.settings.get("finished", True):
             rounds += ", unfinished"
         return f"Result({algorithm}, {rounds}, {shown} {row[shown]:.3g})"
+
+
+class GridPoint(NamedTuple):
+    """One run of a grid: its hyper-parameters, its seed and its result."""
+
+    hyper: dict[str, float]
+    seed: int
+    result: Result

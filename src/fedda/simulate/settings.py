@@ -45,6 +45,7 @@ class Training(NamedTuple):
 
 
 KEYWORDS = tuple(Training._field_defaults)  # without algorithm, model, clients and loss
+CHANGEABLE = ("devices", "checkpoint_every")  # settings that a resumed run may change
 
 
 def is_one_pair_a_client(data: Any) -> TypeGuard[Sequence[Examples]]:
