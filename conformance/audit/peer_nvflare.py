@@ -58,7 +58,7 @@ class Client:
             optimizer.step()
             if self.kind is Scaffold:
                 self.scaffold.model_update(module, lr, *controls)
-        counts = {"examples": len(rows.x), "steps": len(batches)}
+        counts = {"examples": len(rows.x), "steps": len(batches), "none": None}
         meta = {FLMetaKey.NUM_STEPS_CURRENT_ROUND: counts[self.weight]}
         params, params_type = numbers(module), ParamsType.FULL
         if self.kind is Scaffold:
@@ -117,9 +117,7 @@ def run(controller, hp, weight="examples", **chosen):
     models = []
     direct = Direct(num_clients=len(ROUNDS[0]), num_rounds=len(ROUNDS), **chosen)
     direct.fl_ctx = FLContext()
-    if controller is Scaffold:
-        direct.model = direct.load_model()
-        direct._global_ctrl_weights = {k: 0 * v for k, v in direct.model.params.items()}
+    direct.initialize(direct.fl_ctx)
     direct.run()
     return models
 
@@ -162,6 +160,6 @@ with contextlib.redirect_stdout(io.StringIO()):
             "FedAdam": fedopt(
                 "Adam", betas=lambda hp: (hp["beta1"], hp["beta2"]), eps=lambda hp: hp["tau"]
             ),
-            "SCAFFOLD": lambda hp: run(Scaffold, hp),
+            "SCAFFOLD": lambda hp: run(Scaffold, hp, "none"),
         },
     )

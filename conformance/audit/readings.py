@@ -59,6 +59,15 @@ def v_from_zero(name: str) -> Reference:
     return server_step(step, zeros("momentum", "second"))
 
 
+def rate_twice(name: str) -> Reference:
+    """Return FedOpt with `v` from 0, where `server_lr` also scales the mean move."""
+
+    def step(state: State, D: Array, *, alpha: float, **settings: Any) -> State:
+        return fedopt.STEPS[name](state, alpha * D, alpha, form="paper", **settings)
+
+    return server_step(step, zeros("momentum", "second"))
+
+
 def corrected_adam(
     state: State, D: Array, *, alpha: float, beta1: float, beta2: float, tau: float
 ) -> State:
@@ -155,7 +164,7 @@ def scaffold(
     per: str = "population",
     move: str = "step",
     weight: Callable[[Visit], int] = lambda visit: 1,
-    shared: bool = False,
+    early: bool = False,
 ) -> Reference:
     """Return SCAFFOLD as printed, with one or more changes.
 
@@ -166,7 +175,7 @@ def scaffold(
         move: `step`: W moves by server_lr times the mean move. `scaled`: W becomes server_lr times
             the mean of the local models.
         weight: The weight of a client in the means.
-        shared: Whether all c_i are in one place, where the last one that was formed stays.
+        early: Whether a client that returns has its new c_i before its local steps. With option I.
     """
 
     def start(W: Array, clients: int, **settings: Any) -> State:
@@ -183,13 +192,14 @@ def scaffold(
         x, c, controls = state["params"], state["control"], [*state["client_controls"]]
         ends, changes = [], []
         for visit in visits:
-            new = sign * visit.full.gradient(x)
-            if shared and visit.client in state["seen"]:
-                controls[visit.client] = new
             c_i, y = controls[visit.client], x
+            if early and visit.client in state["seen"]:
+                c_i = sign * visit.full.gradient(x)
             for batch in visit.batches:
                 y = y - client_lr * (batch.gradient(y) + c - c_i)
-            if control == "II":
+            if control == "I":
+                new = sign * visit.full.gradient(x)
+            else:
                 new = c_i - c + sign * (x - y) / (len(visit.batches) * client_lr)
             controls[visit.client] = new
             ends.append(y)
