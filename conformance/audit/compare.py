@@ -61,7 +61,9 @@ def expected(trial: Trial) -> Sequence[Mapping[str, Any]]:
 def error(one: Sequence[Any], other: Sequence[Any]) -> float:
     """Return the largest difference of two sequences of models, in the terms of the vectors."""
     scales = [max(1.0, np.abs(model).max()) for model in map(np.asarray, other)]
-    parts = [np.abs(np.subtract(a, b)).max() / c for a, b, c in zip(one, other, scales, strict=True)]
+    parts = [
+        np.abs(np.subtract(a, b)).max() / c for a, b, c in zip(one, other, scales, strict=True)
+    ]
     return float(max(parts))
 
 

@@ -3,9 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from conformance.audit.adapter import PROBLEM, ROUNDS, main
 from fedjax import ClientDataset, PaddedBatchHParams, ShuffleRepeatBatchHParams, optimizers
 from fedjax.algorithms import fed_avg, mime, mime_lite
+
+from conformance.audit.adapter import PROBLEM, ROUNDS, main
 
 BATCHES, WHOLE = ShuffleRepeatBatchHParams(PROBLEM.batch), PaddedBatchHParams(PROBLEM.batch)
 
@@ -34,9 +35,7 @@ def run(algorithm):
     W = PROBLEM.weights
     state, models = algorithm.init({"w": jnp.asarray(W[:-1]), "b": jnp.asarray(W[-1])}), []
     for cohort in ROUNDS:
-        clients = [
-            (rows.client, Client(rows), jax.random.PRNGKey(0)) for rows in cohort.values()
-        ]
+        clients = [(rows.client, Client(rows), jax.random.PRNGKey(0)) for rows in cohort.values()]
         state, _ = algorithm.apply(state, clients)
         models.append(np.vstack([state.params["w"], state.params["b"]]))
     return models
@@ -44,9 +43,7 @@ def run(algorithm):
 
 def fedavg(server):
     return lambda hp: run(
-        fed_avg.federated_averaging(
-            gradient, optimizers.sgd(hp["client_lr"]), server(hp), BATCHES
-        )
+        fed_avg.federated_averaging(gradient, optimizers.sgd(hp["client_lr"]), server(hp), BATCHES)
     )
 
 

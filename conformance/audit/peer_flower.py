@@ -1,10 +1,11 @@
 """Flower: the strategies of its server. Its clients are the user's, here local SGD in NumPy."""
 
-from conformance.audit.adapter import PROBLEM, ROUNDS, main
-from conformance.problem import mean_gradient
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi
 from flwr.supercore.task_identity import TaskIdentity
+
+from conformance.audit.adapter import PROBLEM, ROUNDS, main
+from conformance.problem import mean_gradient
 
 
 class Nodes:

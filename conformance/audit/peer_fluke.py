@@ -8,8 +8,6 @@ from unittest.mock import MagicMock
 for name in ("", ".datasets", ".datasets.utils", ".models", ".transforms"):
     sys.modules[f"torchvision{name}"] = MagicMock()
 
-from conformance.audit.adapter import CLIENTS, ROUNDS, main  # noqa: E402
-from conformance.audit.peer_linear import linear, matrix, tensors  # noqa: E402
 from fluke import DDict, FlukeENV  # noqa: E402
 from fluke.algorithms.fedavg import FedAVG  # noqa: E402
 from fluke.algorithms.fedavgm import FedAVGM  # noqa: E402
@@ -19,6 +17,8 @@ from fluke.algorithms.scaffold import SCAFFOLD  # noqa: E402
 from fluke.data import DataSplitter, DummyDataContainer, FastDataLoader  # noqa: E402
 
 import torch  # noqa: E402
+from conformance.audit.adapter import CLIENTS, ROUNDS, main  # noqa: E402
+from conformance.audit.peer_linear import linear, matrix, tensors  # noqa: E402
 
 
 def loader(rows):
@@ -88,9 +88,7 @@ main(
     "fluke-fl",
     {
         "FedAvg": lambda hp: run(FedAVG, hp, weighted=True, lr=hp["server_lr"]),
-        "FedProx": lambda hp: run(
-            FedProx, hp, {"mu": hp["mu"]}, weighted=True, lr=hp["server_lr"]
-        ),
+        "FedProx": lambda hp: run(FedProx, hp, {"mu": hp["mu"]}, weighted=True, lr=hp["server_lr"]),
         "FedAvgM": lambda hp: run(FedAVGM, hp, weighted=True, momentum=hp["beta1"]),
         "FedAdagrad": fedopt("adagrad"),
         "FedAdam": fedopt("adam"),

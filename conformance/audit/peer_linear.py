@@ -1,9 +1,9 @@
 """The model of the vectors in PyTorch, for the libraries that train PyTorch modules."""
 
 import numpy as np
-from conformance.audit.adapter import PROBLEM
 
 import torch
+from conformance.audit.adapter import PROBLEM
 
 
 def linear() -> torch.nn.Linear:

@@ -11,8 +11,6 @@ import io
 import logging
 
 import torch.nn.functional as F  # noqa: N812
-from conformance.audit.adapter import ROUNDS, main
-from conformance.audit.peer_linear import linear, matrix, tensors
 from nvflare.apis.fl_constant import FLMetaKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
@@ -24,6 +22,8 @@ from nvflare.app_opt.pt.fedproxloss import PTFedProxLoss
 from nvflare.app_opt.pt.scaffold import PTScaffoldHelper
 
 import torch
+from conformance.audit.adapter import ROUNDS, main
+from conformance.audit.peer_linear import linear, matrix, tensors
 
 
 def numbers(module):

@@ -3,8 +3,6 @@
 import tempfile
 
 import torch.nn.functional as F  # noqa: N812
-from conformance.audit.adapter import CLIENTS, ROUNDS, main
-from conformance.audit.peer_linear import linear, matrix, tensors
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.aggregate.weighting import WeightByDatapoints
 from pfl.algorithm.base import NNAlgorithmParams
@@ -21,6 +19,8 @@ from pfl.model.pytorch import PyTorchModel
 from pfl.stats import MappedVectorStatistics
 
 import torch
+from conformance.audit.adapter import CLIENTS, ROUNDS, main
+from conformance.audit.peer_linear import linear, matrix, tensors
 
 
 class Network(torch.nn.Module):
@@ -106,9 +106,7 @@ def adam(hp):
 
 def fedavg(optimizer):
     weighting = [WeightByDatapoints()]
-    return lambda hp: run(
-        FederatedAveraging(), NNAlgorithmParams, hp, optimizer(hp), weighting
-    )
+    return lambda hp: run(FederatedAveraging(), NNAlgorithmParams, hp, optimizer(hp), weighting)
 
 
 def fedprox(hp):

@@ -1,4 +1,4 @@
-"""Other readings of the equations, and mistakes, in NumPy. Each is a small change of a reference."""
+"""Other readings of the equations, and mistakes, in NumPy: small changes of the references."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -50,7 +50,7 @@ def server_step(step: Callable[..., State], start: Callable[[Array], State]) -> 
 
 def zeros(*names: str) -> Callable[[Array], State]:
     """Return a start at zero of the statistics with these names."""
-    return lambda W: {name: 0 * W for name in names}
+    return lambda W: dict.fromkeys(names, 0 * W)
 
 
 def v_from_zero(name: str) -> Reference:
@@ -205,14 +205,12 @@ def scaffold(
             ends.append(y)
             changes.append(new - c_i)
         weights = [visit._replace(examples=weight(visit)) for visit in visits]
-        if per == "population":
-            moved = sum(changes) / len(controls)
-        else:
-            moved = mean(changes, weights)
         average = mean(ends, weights)
+        all_clients = per == "population"
         return {
             "params": x + server_lr * (average - x) if move == "step" else server_lr * average,
-            "control": c + moved,
+            "control": c
+            + (sum(changes) / len(controls) if all_clients else mean(changes, weights)),
             "client_controls": controls,
             "seen": state["seen"] | {visit.client for visit in visits},
         }

@@ -71,9 +71,7 @@ class Trial(NamedTuple):
     note: str = ""
 
 
-def another(
-    name: str, reference: Reference, options: Mapping[str, Any] | None = None
-) -> Reading:
+def another(name: str, reference: Reference, options: Mapping[str, Any] | None = None) -> Reading:
     return Reading("another reading", name, reference, options or {})
 
 
@@ -110,6 +108,10 @@ MIME_SGDM = (
     "`optimizers.sgd` has the momentum of Optax, m <- beta m + d. The paper's is damped, "
     "m <- beta m + (1 - beta) d. With 1 - beta times the learning rate they are equal."
 )
+MIME_ADAM = (
+    "The vector has `denominator=fresh`, which is the form of FedJAX. The paper keeps v fixed "
+    "during the local steps, like m: `denominator=frozen`."
+)
 MIME_ADAGRAD = (
     "The documentation of `optimizers.adagrad` says that `eps` is inside the root: "
     "d / sqrt(v + eps). In the vector it is outside: d / (sqrt(v) + eps)."
@@ -129,8 +131,8 @@ TRIALS = [
     Trial(
         "flower", "FedAdagrad", f"{FLOWER}.FedAdagrad", "fedopt-adagrad",
         reading=keras("fedopt-adagrad"),
-        note="v starts at 0, as in Keras. Algorithm 2 of Reddi et al. (2021) asks for "
-        "v_{-1} >= tau².",
+        note="`FedAdagrad.aggregate_train` starts v at 0, as Keras does. Algorithm 2 of Reddi et "
+        "al. (2021) asks for v_{-1} >= tau².",
     ),
     Trial(
         "flower", "FedAdam", f"{FLOWER}.FedAdam", "fedopt-adam", reading=keras("fedopt-adam"),
@@ -140,9 +142,8 @@ TRIALS = [
     ),
     Trial(
         "flower", "FedYogi", f"{FLOWER}.FedYogi", "fedopt-yogi",
-        reading=wrong("v starts at 0", readings.v_from_zero("yogi")),
-        note="`FedYogi.aggregate_train` starts v at 0 (`np.zeros_like`). Algorithm 2 of Reddi et "
-        "al. (2021), which it cites, asks for v_{-1} >= tau². All other lines are equal.",
+        reading=another("v starts at 0", readings.v_from_zero("yogi")),
+        note="`FedYogi.aggregate_train` starts v at 0, as FedAdagrad does, and corrects no bias.",
     ),
     # ---- pfl-research
     Trial("pfl", "FedAvg", f"{PFL}.federated_averaging.FederatedAveraging", "fedavg"),
@@ -165,8 +166,8 @@ TRIALS = [
         reading=wrong("control variates with the other sign", readings.scaffold(sign=-1)),
         note="`SCAFFOLD.train_one_user` adds `model_diff / (K * lr)` to `local_c_plus`, and "
         "`get_model_difference` is y - x. Option II of algorithm 1 adds (x - y) / (K eta). The "
-        "local step is that of the paper, g - c_i + c, so it is moved towards the client's own "
-        "minimum.",
+        "local step is that of the paper, g - c_i + c. So it adds the client's gradient minus the "
+        "mean gradient, where the paper subtracts it.",
     ),
     Trial(
         "pfl", "SCAFFOLD I", f"{PFL}.scaffold.SCAFFOLD", "scaffold", "all options",
@@ -200,8 +201,8 @@ TRIALS = [
     Trial(
         "fedjax", "FedAdam", f"{FEDJAX}.fed_avg.federated_averaging", "fedopt-adam",
         reading=KINGMA_BA,
-        note="The user chooses the server's optimiser, here `optimizers.adam`. It corrects the bias "
-        "of m and v as Kingma and Ba (2015) do. Algorithm 2 of Reddi et al. (2021) has no "
+        note="The user chooses the server's optimiser, here `optimizers.adam`. It corrects the "
+        "bias of m and v as Kingma and Ba (2015) do. Algorithm 2 of Reddi et al. (2021) has no "
         "correction.",
     ),
     Trial(
@@ -214,7 +215,7 @@ TRIALS = [
         "fedjax", "Mime, SGDM", f"{FEDJAX}.mime.mime", "mime-sgdm",
         reading=another("undamped momentum", readings.undamped("mime")), note=MIME_SGDM,
     ),
-    Trial("fedjax", "Mime, Adam", f"{FEDJAX}.mime.mime", "mime-adam"),
+    Trial("fedjax", "Mime, Adam", f"{FEDJAX}.mime.mime", "mime-adam", note=MIME_ADAM),
     Trial(
         "fedjax", "Mime, AdaGrad", f"{FEDJAX}.mime.mime", "mime-adagrad",
         reading=another("eps inside the root", readings.mime_inside("mime")), note=MIME_ADAGRAD,
@@ -223,7 +224,10 @@ TRIALS = [
         "fedjax", "MimeLite, SGDM", f"{FEDJAX}.mime_lite.mime_lite", "mimelite-sgdm",
         reading=another("undamped momentum", readings.undamped("mimelite")), note=MIME_SGDM,
     ),
-    Trial("fedjax", "MimeLite, Adam", f"{FEDJAX}.mime_lite.mime_lite", "mimelite-adam"),
+    Trial(
+        "fedjax", "MimeLite, Adam", f"{FEDJAX}.mime_lite.mime_lite", "mimelite-adam",
+        note=MIME_ADAM,
+    ),
     Trial(
         "fedjax", "MimeLite, AdaGrad", f"{FEDJAX}.mime_lite.mime_lite", "mimelite-adagrad",
         reading=another("eps inside the root", readings.mime_inside("mimelite")),
@@ -324,6 +328,6 @@ TRIALS = [
         reading=wrong("c moves by the mean of the cohort", readings.scaffold(per="cohort")),
         note="`scaffold_aggregate_fn` returns the mean change of the cohort's c_i, and the "
         "controller adds it to c. Algorithm 1: c <- c + |S| / N times this mean. If all clients "
-        "take part in every round, this is the same.",
+        "take part in every round, |S| = N, and this is the same.",
     ),
 ]  # fmt: skip
