@@ -8,7 +8,7 @@ INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 # What pip says is shown if it fails.
 quietly = $(1) >$(VENV)/pip.log 2>&1 || { cat $(VENV)/pip.log >&2; exit 1; }
 
-.PHONY: demo study docs docs-serve test test-slow test-floor test-peers soak vectors dist torch lint format lock clean
+.PHONY: demo study docs docs-serve test test-slow test-floor test-peers soak vectors audit dist torch lint format lock clean
 
 demo: $(VENV)/ready  ## Seven algorithms on 100 clients with handwritten digits, a table and a report
 	$(BIN)/fedda compare $(DEMO)
@@ -41,6 +41,9 @@ soak: $(VENV)/ready  ## Thousands of disturbed runs, for MINUTES=30, with JOBS=2
 
 vectors: $(VENV)/ready  ## Write the test vectors again, from the references in NumPy
 	$(BIN)/python -m conformance.generate
+
+audit: $(VENV)/ready  ## Other libraries on the test vectors, in environments of their own
+	$(BIN)/python -m conformance.audit $(LIBRARIES)
 
 # The newest releases of what it needs, as a user's pip chooses them: a run, a comparison that names
 # the extra it lacks, and a comparison with its report.
@@ -106,4 +109,4 @@ RESOLVE = pyproject.toml --extra dev --extra report --extra flower --extra priva
     --no-header --quiet --upgrade
 
 clean:
-	rm -rf .venv .venv-floor .venv-lock .venv-dist .venv-peers build dist site
+	rm -rf .venv .venv-floor .venv-lock .venv-dist .venv-peers .venv-audit build dist site

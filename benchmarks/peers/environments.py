@@ -10,6 +10,8 @@ REQUIREMENTS = {
     "flower": ["flwr[simulation]==1.41.0", "ray==2.55.1", *TORCH],
     "pfl": ["pfl==0.6.0", *TORCH],
     "fedlab": ["fedlab==1.3.0", *TORCH],
+    "fluke": ["fluke-fl==0.8.1", *TORCH],
+    "nvflare": ["nvflare==2.9.0", *TORCH],
     "fedjax": ["fedjax==0.0.17", "jax==0.10.2", "dm-haiku==0.0.17", "numpy==2.4.6"],
     # The last JAX that has everything FedJAX uses.
     "fedjax-2024": [

@@ -60,7 +60,8 @@ def served(vector, monkeypatch, server_task, app):
     settings = Settings(
         vector.algorithm, server_task, PROBLEM.clients[0], ROUNDS, COHORT,
         chosen=vector.options | vector.hyper, seed=SEED, stabilise=full_rounds(vector),
-        evaluate=evaluate, nodes=CLIENTS, most_norm_ratio=None, most_weight_ratio=None,
+        evaluate=evaluate, nodes=CLIENTS,
+        most_norm_ratio=None, most_sum_ratio=None, most_weight_ratio=None,
     )  # fmt: skip
     result = serve(LocalGrid([app(client) for client in range(CLIENTS)]), settings)
     assert not result.events
@@ -102,16 +103,18 @@ def test_flower_reproduces_the_vector_with_a_pytorch_module(vector, monkeypatch)
     assert_reproduced(vector, *served(vector, monkeypatch, own, app))
 
 
-# PyTorch clients take the mean of their losses.
+# PyTorch clients take the mean of their losses, and refuse beta1_per=round.
 OF_TORCH = [
     vector
     for vector in VECTORS
-    if vector.algorithm.startswith(("fedavg", "fedda-")) and vector.reduction == "mean"
+    if vector.algorithm.startswith(("fedavg", "fedda-"))
+    and vector.reduction == "mean"
+    and vector.options.get("beta1_per") != "round"
 ]
 
 
 @needs_torch
-@of_each(OF_TORCH, "fedavg: default", "fedda-sgdm: default", "fedda-adam: all options")
+@of_each(OF_TORCH, "fedavg: default", "fedda-sgdm: default", "fedda-adam: bias=steps")
 def test_pytorch_clients_reproduce_the_vector(vector, monkeypatch):
     import fedda.torch
     import torch
@@ -145,3 +148,10 @@ def test_pytorch_clients_reproduce_the_vector(vector, monkeypatch):
     module, _ = with_module(vector)
     models, state = served(vector, monkeypatch, fedda.torch.task(module, epochs=2), app)
     assert_reproduced(vector, models, state)
+
+
+@needs_torch
+def test_the_vectors_are_those_of_all_algorithms_with_pytorch_clients():
+    import fedda.torch
+
+    assert {vector.algorithm for vector in OF_TORCH} == set(fedda.torch.ALGORITHMS)

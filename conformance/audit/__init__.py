@@ -1,0 +1,1 @@
+"""Other libraries on the problem of the test vectors. README.md has the result."""
