@@ -130,7 +130,7 @@ draw = np.random.default_rng(0)
 clients = [(draw.normal(size=(n, 4)), draw.integers(0, 2, n)) for n in (5, 30, 9)]
 model, metrics = fedda.models.linear(4, 2), [fedda.losses.accuracy]
 given = (model, clients, fedda.losses.cross_entropy)
-settings = dict(test=clients[1], metrics=metrics, rounds=4, cohort=2)
+settings = dict(test=clients[1], metrics=metrics, rounds=4, cohort=2, progress=False)
 result = fedda.run("fedavg", *given, **settings)
 fedda.run_grid("fedavg", *given, grid=dict(client_lr=[0.1, 0.2]), **settings)
 fedda.evaluate(model, result.params, clients, metrics, per_client=True)
