@@ -2,11 +2,13 @@
 
 import itertools
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import random
 from jax.sharding import Mesh
 
 from fedda import api
@@ -20,6 +22,8 @@ from fedda.simulate.cohort import (
     automatic_chunk,
     draw_cohort,
     fedopt_cohort,
+    sum_over_clients,
+    with_widths,
 )
 from fedda.simulate.train import Setup, padding_waste, train
 
@@ -224,6 +228,74 @@ def test_arranging_wastes_less():
     assert arranged["unequal_clients"] < 0.06
     batches = -(-count[draw_cohort(0, 0, 5000, 100)] // 20).reshape(50, 2)
     assert 1 - batches.mean() / batches.max(1).mean() > 0.25
+
+
+@pytest.mark.parametrize("unit", ["epochs", "full"])
+@pytest.mark.parametrize("chunk", [1, 2])
+def test_small_clients_compute_fewer_padded_examples(unit, chunk):
+    counts = [1, 2, 1, 40, 1, 5, 1, 2, 1, 1, 3, 1]
+    stabilise = 2 if unit == "full" else 0
+    computed, setup = computed_in(Plan(32, 1, "epochs"), counts, 12, chunk, 2, stabilise)
+    assert setup.layout.widths
+    assert set(setup.layout.widths) <= {1, 2, 4, 8, 16}
+    assert computed < 0.5 * 2 * 32 * (len(counts) + chunk)  # only the first chunk has two batches
+    assert padding_waste(setup, seed=3)["total"] == pytest.approx(1 - 2 * sum(counts) / computed)
+
+
+@pytest.mark.parametrize(
+    ("plan", "counts"),
+    [
+        (EPOCH, [1000] * 10),  # no client is smaller than a batch
+        (EPOCH, [5] * 10),  # one narrow program suits all
+        (EPOCH, [1000] * 9 + [1]),  # a small client saves little
+        (Plan(20, 5), [1] * 9 + [1000]),  # the batches of steps are full
+        (Plan(20, 20, "epochs"), [2] * 9 + [1000]),  # nobody has less than a batch
+    ],
+)
+def test_one_program_is_enough(plan, counts):
+    assert with_widths(Layout(1), plan, np.array(counts), 5).widths == ()
+
+
+@pytest.mark.parametrize(("seeds", "order"), [([0], slice(None)), ([0, 3], slice(None, None, -1))])
+def test_narrow_programs_change_only_rounding(seeds, order):
+    """Also of noise, of a cohort that is not in order, and of runs that are trained together."""
+    rng = np.random.default_rng(0)
+    counts = np.array([1, 2, 1, 9, 1, 4, 0, 3])
+    clients = [(rng.normal(size=(n, 3)), rng.normal(size=(n, 2))) for n in counts]
+
+    def noisy(params, x, key):
+        return x @ params + 0.1 * random.normal(key, (len(x), 2))
+
+    model = Model(lambda key: random.normal(key, (3, 2)), lambda w, x: x @ w, train=noisy)
+    setup, hyper = api.prepare(
+        "scaffold", model, clients, "squared_error", cohort=8, rounds=2, batch=4, local_work=1,
+        local_unit="epochs", chunk=1, client_lr=0.1, control="I",
+    )  # fmt: skip
+    hp = api.traced(hyper, model)
+    hps = hp if len(seeds) == 1 else jax.tree.map(lambda leaf: jnp.stack([leaf] * 2), hp)
+    setup = setup._replace(sample=lambda seed, number, *_: np.arange(8, dtype=np.int32)[order])
+    ends = [
+        jax.device_get([*train(setup._replace(layout=layout), hps, seeds)][-1].run)
+        for layout in (Layout(1), Layout(1, widths=(1, 2)), Layout(2, widths=(1, 4)), Layout(3))
+    ]
+    for end in ends[1:]:
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-6), end, ends[0])
+
+
+def test_chunks_in_the_wrong_order_get_the_program_of_a_larger_one():
+    def work(shared, client, most):
+        number, _ = client
+        return (jnp.ones(()), jnp.asarray(most or 9)), number
+
+    def add_up(parts, kept, clients):
+        return jax.tree.map(lambda part: part.sum(0), parts), kept
+
+    sizes = jnp.array([1, 3, 1, 9, 2, 1, 2, 1])
+    ids = jnp.arange(8, dtype="int32")
+    total, kept = sum_over_clients(Layout(1, widths=(1, 4)), work, add_up, (), (ids, ids), sizes)
+    # The smallest program that suits a client and all that follow it.
+    assert (total[0], total[1]) == (8, 9 + 9 + 9 + 9 + 4 + 4 + 4 + 1)
+    np.testing.assert_array_equal(kept, ids)
 
 
 @pytest.mark.parametrize(

@@ -37,14 +37,17 @@ class _Contribution(NamedTuple):
     nonfinite: Array
 
 
-def _contribute(phase: Phase, task: Task, shared: PyTree, client: PyTree) -> tuple[PyTree, PyTree]:
+def _contribute(
+    phase: Phase, task: Task, shared: PyTree, client: PyTree, most: int | None
+) -> tuple[PyTree, PyTree]:
     """Return one client's contribution and its new memory.
 
-    A client without examples contributes zeros and keeps its memory.
+    A client without examples contributes zeros and keeps its memory. `most` is a number of examples
+    that the client does not exceed, if one is known.
     """
     hp, message, shards, key = shared
     number, memory = client
-    shard = shards.shard(number)
+    shard = shards.shard(number, most)
     sent, kept, seen = phase.work(hp, task, message, memory, shard, fold_in(key, number))
     present = shard.count > 0
     upload = tree.widen(phase.decoded(sent))  # so that narrow types do not saturate in the sum
@@ -105,10 +108,10 @@ def one_round(
     Args:
         algorithm: The algorithm.
         task: The model, the loss and the local work of a client.
-        sum_over_clients: `(work, add_up, shared, clients) -> (total, memories)`. It maps
-            `work(shared, client)` over the leading axis of `clients` (their ids and memories) and
-            reduces the results with `add_up`. The simulator decides how this is split into chunks
-            and over devices.
+        sum_over_clients: `(work, add_up, shared, clients, sizes) -> (total, memories)`. It maps
+            `work(shared, client, most)` over the leading axis of `clients` (their ids and memories)
+            and reduces the results with `add_up`. `sizes` are the clients' numbers of examples. The
+            simulator decides how this is split into chunks, by size, and over devices.
         hp: The hyper-parameters.
         state: The server's state.
         memory: The clients' memories, one row for each client.
@@ -122,6 +125,7 @@ def one_round(
         The new state, the new memory, and diagnostics of the round.
     """
     before, usable = state, jnp.asarray(True)
+    sizes = jax.vmap(lambda client: shards.shard(client).count)(cohort)
     seen, nonfinite = nothing_seen(), jnp.int32(0)
     rows = cohort if slots is None else slots
     # Without the barrier, the compiler for GPUs reads these rows again after they are overwritten,
@@ -130,7 +134,7 @@ def one_round(
     for number, phase in enumerate(algorithm.phases):
         shared = (hp, phase.send(hp, state), shards, fold_in(key, number))
         work = partial(_contribute, phase, task)
-        total, new = sum_over_clients(work, _add_up, shared, (cohort, new))
+        total, new = sum_over_clients(work, _add_up, shared, (cohort, new), sizes)
         state = merged(phase, hp, before, state, total.upload)
         usable &= (total.counted > 0) & tree.all_finite((total.upload, state))
         seen = _add_seen(seen, total.seen)

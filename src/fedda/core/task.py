@@ -83,12 +83,12 @@ class Task(NamedTuple):
     train_metrics: tuple[ExampleWise, ...] = ()
 
     def whole(self, shard: Shard, key: Array) -> Batch:
-        """Return all examples of a client as one batch, in parts of the mini-batch size.
+        """Return all examples of a client as one batch, in parts of at most the mini-batch size.
 
         Its random key differs from the keys of `batches`, even for the same `key`.
         """
-        size = self.plan.batch
-        rows = jnp.arange(_round_up(shard.max_count, size), dtype=shard.count.dtype)
+        size = min(self.plan.batch, shard.max_count)
+        rows = jnp.arange(-(-shard.max_count // size) * size, dtype=shard.count.dtype)
         mask = rows < shard.count
         rows = jnp.where(mask, rows, 0)  # masked slots read the client's own first example
         noise_key = random.fold_in(key, 2)  # `batches` splits 0 and 1 off the same key
@@ -101,7 +101,8 @@ class Task(NamedTuple):
         Every epoch is shuffled. The epochs are joined to one stream, which is cut into batches, so
         a batch may contain examples of two epochs. With `unit="epochs"` the last batch may be
         short; with `unit="steps"` it never is. The batches do not depend on other clients, so
-        a deployed client draws the same batches as a simulated one.
+        a deployed client draws the same batches as a simulated one. Only their padding depends on
+        `shard.max_count`: if no client can have more than one batch, it is as wide as needed.
         """
         order_key, noise_key = random.split(key)
         size, amount, unit = self.plan
@@ -112,11 +113,11 @@ class Task(NamedTuple):
         room = used
         if unit == "epochs":
             used, room = amount * shard.count, amount * shard.max_count
-        one_epoch = unit == "epochs" and amount == 1
+        one_epoch, width = unit == "epochs" and amount == 1, min(size, room)
         count = jnp.maximum(shard.count, 1)
 
         def at(step: Array) -> Batch:
-            slots = size * jnp.asarray(step, count.dtype) + jnp.arange(size, dtype=count.dtype)
+            slots = size * jnp.asarray(step, count.dtype) + jnp.arange(width, dtype=count.dtype)
             epoch, position = (0, slots) if one_epoch else (slots // count, slots % count)
             mask = slots < used
             rows = shuffled_rows(order_key, count, epoch, position)
@@ -125,7 +126,8 @@ class Task(NamedTuple):
             rows = lax.optimization_barrier(jnp.where(mask, rows, 0))
             return Batch(shard, rows[None], mask[None], key=random.fold_in(noise_key, step))
 
-        return Batches(-(-(room if shard.even else used) // size), at)
+        same = shard.even or room <= size  # number of steps for all clients
+        return Batches(-(-(room if same else used) // size), at)
 
     def gradient(self, params: PyTree, batch: Batch) -> tuple[PyTree, Seen]:
         """Return the gradient of a local step on this batch, and the step's statistics.
@@ -236,7 +238,3 @@ def _sums(measure: ExampleWise, outputs: Any, y: Any, counts: Array) -> tuple[Ar
     values = measure(outputs, y)
     above, below = values if isinstance(values, tuple) else (values, jnp.ones(counts.shape))
     return _sum(above, counts), _sum(below, counts)
-
-
-def _round_up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple

@@ -79,7 +79,7 @@ class Shards:
     y: Any
     start: Array  # the row of each client's first example
     count: Array
-    max_count: int  # of the whole federation: the only size that is known while compiling
+    max_count: int  # an upper bound of `count`: the only size that is known while compiling
     num_clients: int  # of the whole federation, also in the view of one client
     held: Array | None = None  # the ascending ids of the clients on the device; None: all clients
     even: bool = False  # whether every client is known to have `max_count` examples
@@ -87,15 +87,22 @@ class Shards:
     def __repr__(self) -> str:
         return f"Shards({self.num_clients:,} clients with up to {self.max_count:,} examples)"
 
-    def shard(self, client: Array | int) -> "Shards":
-        """Return the view of one client. A client that is not on the device has no examples."""
+    def shard(self, client: Array | int, most: int | None = None) -> "Shards":
+        """Return the view of one client. A client that is not on the device has no examples.
+
+        Args:
+            client: The number of the client.
+            most: A number of examples that the client is known not to exceed. `None` if nothing is
+                known but the largest client of the federation.
+        """
         client = place = jnp.asarray(client)
         here = client < self.num_clients
         if self.held is not None:
             place = jnp.minimum(jnp.searchsorted(self.held, client), len(self.held) - 1)
             here &= self.held[place] == client
         count = jnp.where(here, self.count[place], 0)
-        return replace(self, start=self.start[place], count=count)
+        most = self.max_count if most is None else most
+        return replace(self, start=self.start[place], count=count, max_count=most)
 
     def rows(self, numbers: Array) -> tuple[Any, Any]:
         """Return examples of one client by their numbers, counted from its first example."""

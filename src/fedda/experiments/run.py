@@ -182,6 +182,10 @@ def _summary(config: Config, prepared: Prepared, result: Result) -> dict[str, An
         **{name: last[name] for name in simulate.TOTALS},
         "precision": config.precision,
         "padding_waste": simulate.padding_waste(setup, config.seed),
+        "clients_per_chunk": setup.layout.places(setup.cohort)[2],
+        "narrow_programs": list(
+            setup.layout.widths
+        ),  # each for clients of up to that many examples
         "devices": 1 if mesh is None else mesh.size,
         "processes": jax.process_count(),
         "warnings": list(result.warnings),

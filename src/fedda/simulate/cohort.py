@@ -1,7 +1,8 @@
 """Draw cohorts, and divide their work into chunks and over devices."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -80,10 +81,13 @@ class Layout(NamedTuple):
     Attributes:
         chunk: The number of clients that a device computes together. `None` for all its clients.
         mesh: The devices, with one axis "clients". `None` for a single device.
+        widths: Numbers of examples, ascending. A chunk whose clients have no more is computed by
+            a narrower program.
     """
 
     chunk: int | None = None
     mesh: Mesh | None = None
+    widths: tuple[int, ...] = ()
 
     def places(self, clients: int) -> tuple[int, int, int]:
         """Return the numbers of devices, of chunks on a device, and of clients in a chunk."""
@@ -126,6 +130,52 @@ def work_of(plan: Plan, count: np.ndarray) -> Work:
     return Work(examples, batches=-(-examples // plan.batch), computed=computed)
 
 
+def slots_of(plan: Plan, largest: np.ndarray, limits: tuple[int, ...]) -> np.ndarray:
+    """Return how many examples, with padding, a client of a chunk computes.
+
+    Args:
+        plan: The local work of a client.
+        largest: The number of examples of the chunk's largest client, for each chunk.
+        limits: The numbers of examples that programs are compiled for, ascending. The last is that
+            of the largest client of the federation.
+    """
+    most = np.array(limits)[np.searchsorted(np.array(limits), largest)]
+    repeats = plan.amount if plan.unit == "epochs" else 1
+    width = plan.batch if plan.unit == "steps" else np.minimum(plan.batch, repeats * most)
+    return work_of(plan, largest).computed * width
+
+
+def with_widths(layout: Layout, plan: Plan, count: np.ndarray, cohort: int) -> Layout:
+    """Return the layout with narrower programs for clients that are smaller than a batch.
+
+    Each program takes time to compile. So they are for powers of two of examples, and only those
+    are chosen that save a tenth of the computed examples.
+    """
+    if plan.unit == "steps":
+        return layout  # its batches are full
+    devices, _, chunk = layout.places(cohort)
+    largest = _by_size(count, cohort, devices)[:, ::chunk]
+
+    def slots(limits: tuple[int, ...]) -> int:
+        return int(slots_of(plan, largest, limits).sum())
+
+    limits: tuple[int, ...] = (int(count.max()),)
+    most = min(limits[0] - 1, plan.batch // (plan.amount if plan.unit == "epochs" else 1))
+    powers = {2**power for power in range(most.bit_length())}
+    while more := [tuple(sorted({*limits, power})) for power in powers.difference(limits)]:
+        best = min(more, key=slots)
+        if slots(best) > 0.9 * slots(limits):
+            break
+        limits = best
+    return layout._replace(widths=limits[:-1])
+
+
+def _by_size(count: np.ndarray, cohort: int, devices: int) -> np.ndarray:
+    """Return the sizes of a device's clients in some rounds, in descending order."""
+    drawn = [draw_cohort(0, number, len(count), cohort) for number in range(20)]
+    return np.sort(count[np.stack(drawn)])[:, ::-1][:, ::devices]
+
+
 def automatic_chunk(
     model_bytes: int, plan: Plan, count: np.ndarray, cohort: int, mesh: Mesh | None
 ) -> int:
@@ -142,9 +192,7 @@ def automatic_chunk(
         room = 0.5 * (device.memory_stats() or {}).get("bytes_limit", 16e9)
     share = Layout(None, mesh).places(cohort)[2]
     most = min(share, max(1, int(room / (8 * model_bytes))))
-    drawn = [draw_cohort(0, number, len(count), cohort) for number in range(20)]
-    by_size = np.sort(count[np.stack(drawn)])[:, ::-1][:, :: -(-cohort // share)]
-    steps = work_of(plan, by_size).computed
+    steps = work_of(plan, _by_size(count, cohort, -(-cohort // share))).computed
     alone = OVERHEAD.get(device.platform, OVERHEAD["gpu"])
     chunks = {-(-share // number) for number in range(-(-share // most), share + 1)}
     return min(chunks, key=lambda chunk: (steps[:, ::chunk].sum() * (alone + chunk), -chunk))
@@ -167,18 +215,23 @@ def sum_over_clients(
     add_up: Callable[..., tuple[PyTree, PyTree]],
     shared: PyTree,
     clients: PyTree,
+    sizes: Array,
+    axis: str | None = None,
 ) -> tuple[PyTree, PyTree]:
-    """Map `work(shared, client)` over the clients and add up the results.
+    """Map `work(shared, client, most)` over the clients and add up the results.
 
     Every device computes a part of the cohort, chunk by chunk. A `vmap` computes the clients of
     a chunk. The last chunk is padded with clients without examples.
 
     Args:
         layout: The chunk size and the devices.
-        work: `(shared, client) -> (contribution, memory)`, for one client.
+        work: `(shared, client, most) -> (contribution, memory)`, for one client with at most `most`
+            examples, or any number if `most` is `None`.
         add_up: `(contributions, memories, clients) -> (sum, memories)`, for one chunk.
         shared: A tree that is the same for all clients.
         clients: The clients' ids and memories, stacked.
+        sizes: The clients' numbers of examples.
+        axis: The name of the axis of the runs, if several are trained together.
 
     Returns:
         The sum of the contributions, and the new memories of the clients, stacked.
@@ -194,34 +247,54 @@ def sum_over_clients(
 
     padded = (pad(ids, np.iinfo(ids.dtype).max), jax.tree.map(pad, memory))
 
-    @jax.jit  # traced only once, both for its shape and for the computation
-    def one_chunk(shared: PyTree, clients: PyTree) -> tuple[PyTree, PyTree]:
+    largest = pad(sizes).reshape(-1, chunk).max(1)
+    if axis is not None:  # runs that are trained together take the same programs
+        largest = lax.pmax(largest, axis)
+    places = jnp.searchsorted(jnp.asarray(layout.widths, largest.dtype), largest)
+
+    @partial(jax.jit, static_argnums=0)  # traced once, both for its shape and for the computation
+    def one_chunk(most: int | None, shared: PyTree, clients: PyTree) -> tuple[PyTree, PyTree]:
         if chunk == 1:  # faster without an axis of length 1
-            one = work(shared, jax.tree.map(lambda leaf: leaf[0], clients))
+            one = work(shared, jax.tree.map(lambda leaf: leaf[0], clients), most)
             parts, kept = jax.tree.map(lambda leaf: leaf[None], one)
         else:
-            parts, kept = jax.vmap(work, (None, 0))(shared, clients)
+            parts, kept = jax.vmap(work, (None, 0, None))(shared, clients, most)
         return add_up(parts, kept, clients)
 
-    def one_device(shared: PyTree, clients: PyTree) -> tuple[PyTree, PyTree]:
-        if chunks_on_device == 1:
-            return one_chunk(shared, clients)
-        chunks = jax.tree.map(lambda leaf: leaf.reshape(-1, chunk, *leaf.shape[1:]), clients)
-        shape, _ = jax.eval_shape(one_chunk, shared, tree.take(chunks, jnp.asarray(0)))
-        zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
+    programs = [partial(one_chunk, most) for most in (*layout.widths, None)]
 
-        def body(total: PyTree, clients: PyTree) -> tuple[PyTree, PyTree]:
-            part, kept = one_chunk(shared, clients)
-            return tree.add(total, part), kept
+    def one_device(shared: PyTree, clients: PyTree, places: Array) -> tuple[PyTree, PyTree]:
+        if chunks_on_device == len(programs) == 1:
+            return programs[0](shared, clients)
+        ids, memory = jax.tree.map(lambda leaf: leaf.reshape(-1, chunk, *leaf.shape[1:]), clients)
+        shape, _ = jax.eval_shape(programs[-1], shared, tree.take((ids, memory), jnp.asarray(0)))
+        total = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
+        # The chunks are in the order of their sizes: one loop for each program, the widest first.
+        # If they were not, a chunk would get the program of the largest that follows.
+        places = lax.cummax(places, reverse=True)
+        for place, program in reversed([*enumerate(programs)]):
 
-        total, kept = lax.scan(body, zero, chunks)
-        return total, jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), kept)
+            def body(
+                number: Array, loop: tuple[PyTree, PyTree], program: Any = program
+            ) -> tuple[PyTree, PyTree]:
+                total, memory = loop
+                part, kept = program(shared, tree.take((ids, memory), number))
+                memory = jax.tree.map(lambda rows, new: rows.at[number].set(new), memory, kept)
+                return tree.add(total, part), memory
 
-    def on_each_device(shared: PyTree, clients: PyTree) -> tuple[PyTree, PyTree]:
+            first, last = (places > place).sum(), (places >= place).sum()
+            if len(programs) == 1:
+                first, last = 0, chunks_on_device
+            total, memory = lax.fori_loop(first, last, body, (total, memory))
+        return total, jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), memory)
+
+    def on_each_device(shared: PyTree, clients: PyTree, places: Array) -> tuple[PyTree, PyTree]:
         # Outside of this function, every device holds all clients, so one gather is enough.
-        first = lax.axis_index("clients") * share
-        clients = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, first, share), clients)
-        total, kept = one_device(shared, clients)
+        def share_of(leaf: Array, length: int) -> Array:
+            return lax.dynamic_slice_in_dim(leaf, lax.axis_index("clients") * length, length)
+
+        clients = jax.tree.map(lambda leaf: share_of(leaf, share), clients)
+        total, kept = one_device(shared, clients, share_of(places, chunks_on_device))
         return _sum_over_devices(total), lax.all_gather(kept, "clients", tiled=True)
 
     spec, run = PartitionSpec(), one_device  # replicated
@@ -229,5 +302,5 @@ def sum_over_clients(
         run = jax.shard_map(
             on_each_device, mesh=layout.mesh, in_specs=spec, out_specs=spec, check_vma=False
         )
-    total, kept = run(shared, padded)
+    total, kept = run(shared, padded, places)
     return total, jax.tree.map(lambda leaf: leaf[:count], kept)

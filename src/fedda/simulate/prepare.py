@@ -20,7 +20,7 @@ from fedda.data.tabular import Federation
 from fedda.errors import InputError, check_whole_number, is_finite, shown
 from fedda.models import Model, as_model, recipe_of
 from fedda.simulate.check_problem import check_problem
-from fedda.simulate.cohort import SAMPLERS, Layout, automatic_chunk
+from fedda.simulate.cohort import SAMPLERS, Layout, automatic_chunk, with_widths
 from fedda.simulate.devices import everywhere, mesh_for
 from fedda.simulate.evaluation import metric_settings
 from fedda.simulate.result import Result
@@ -108,7 +108,7 @@ def checked_setup(
         eval_every=given.eval_every,
         stabilise=full_rounds,
         late_every=given.late_every,
-        layout=Layout(chunk, mesh),
+        layout=with_widths(Layout(chunk, mesh), plan, np.asarray(shards.count), cohort),
         sample=SAMPLERS[given.sampling],
         host_rounds=host_rounds(given, kept, shards.num_clients),
         test_clients=of_clients,

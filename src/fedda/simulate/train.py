@@ -21,7 +21,15 @@ from fedda.data.federation import Shards, num_rows, take_rows
 from fedda.data.streaming import Block, Feed
 from fedda.models import Model
 from fedda.simulate.client_state import HostMemory
-from fedda.simulate.cohort import Layout, Sampler, arrange, draw_cohort, sum_over_clients, work_of
+from fedda.simulate.cohort import (
+    Layout,
+    Sampler,
+    arrange,
+    draw_cohort,
+    slots_of,
+    sum_over_clients,
+    work_of,
+)
 from fedda.simulate.devices import everywhere
 from fedda.storage import interrupts
 
@@ -174,7 +182,7 @@ def segment(
             state, memory, info = one_round(
                 algorithm,
                 task,
-                partial(sum_over_clients, layout),
+                partial(sum_over_clients, layout, axis="runs" if together else None),
                 hp=hp,
                 state=run.state,
                 memory=run.memory,
@@ -193,7 +201,8 @@ def segment(
         tally = Tally(jnp.zeros(()), (jnp.zeros(()),) * len(task.train_metrics), jnp.zeros(()))
         return lax.fori_loop(0, span.last - span.first, body, (run, tally))
 
-    return (jax.vmap(one) if together else one)(hp, run, key, span.cohorts, span.slots)
+    trained = jax.vmap(one, axis_name="runs") if together else one
+    return trained(hp, run, key, span.cohorts, span.slots)
 
 
 @programs
@@ -351,18 +360,19 @@ def padding_waste(setup: Setup, seed: int) -> dict[str, float]:
     Some fill up a client's last batch. The rest, also returned by itself as `unequal_clients`, are
     batches of clients that wait for the largest of their chunk, and of places that no client has.
     """
-    layout, count = setup.layout, np.asarray(setup.shards.count)
+    layout, shards = setup.layout, setup.shards
+    count = np.asarray(shards.count)
     devices, chunks, chunk = layout.places(setup.cohort)
     sizes = np.zeros(devices * chunks * chunk, np.int64)  # 0 where there is no client
     examples = needed = slots = computed = 0
     for number in range(0, setup.rounds, max(1, setup.rounds // 500)):
-        cohort = setup.sample(seed, number, setup.shards.num_clients, setup.cohort)
+        cohort = setup.sample(seed, number, shards.num_clients, setup.cohort)
         sizes[: setup.cohort] = count[arrange(cohort, count, layout)]
         plan = setup.task_of(number).plan
-        work = work_of(plan, sizes)
-        batches = chunk * int(work.computed.reshape(-1, chunk).max(1).sum())
+        work, largest = work_of(plan, sizes), sizes.reshape(-1, chunk).max(1)
+        computed += chunk * int(work_of(plan, largest).computed.sum())
+        slots += chunk * int(slots_of(plan, largest, (*layout.widths, shards.max_count)).sum())
         examples, needed = examples + int(work.examples.sum()), needed + int(work.batches.sum())
-        slots, computed = slots + batches * plan.batch, computed + batches
     return {"total": 1 - examples / slots, "unequal_clients": 1 - needed / computed}
 
 

@@ -293,7 +293,7 @@ def check_layout(case: Case) -> None:
     One program is compared with another that differs in all of these. Two runs with other
     hyper-parameters and seeds are trained together. Their cohorts are in another order and lack the
     client without examples, and there are no gaps between clients. Each of two devices, if there
-    are two, takes its clients one by one.
+    are two, takes its clients one by one, with another program for clients of up to 4 examples.
     """
     algorithm, seeds = case.algorithm, (0, 3)
     hypers = [algorithm.Hyper(), algorithm.Hyper(**other_values(algorithm))]
@@ -308,7 +308,7 @@ def check_layout(case: Case) -> None:
     devices = jax.devices()[:2]
     mesh = Mesh(np.array(devices), ("clients",)) if len(devices) > 1 else None
     span = Span(first=0, last=ROUNDS, cohorts=np.stack([cohorts] * 2), shards=compact)
-    program = segment(algorithm, case.task, Layout(chunk=1, mesh=mesh), True)
+    program = segment(algorithm, case.task, Layout(chunk=1, mesh=mesh, widths=(4,)), True)
     together, _ = program(hp, run, jnp.stack(keys), span)
     for number, expected in enumerate(alone):
         got = jax.tree.map(lambda leaf, i=number: np.asarray(leaf)[i], together)
