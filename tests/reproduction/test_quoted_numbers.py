@@ -66,7 +66,7 @@ QUOTED = [
         "recommended-stackexchange/FedOpt, AdaGrad - recommended-stackexchange/FedDA, AdaGrad",
     ),
     (
-        "by {} points at 3.3 and, in one run, by {} at 10, where it ends at {}.",
+        "by {} points at 3.3 and by {} at 10, where it ends at {}.",
         "table5-rates/FedDA, AdaGrad, server_lr 3.3 - table5-rates/FedOpt, AdaGrad, server_lr 3.3",
         "table5-rates/FedDA, AdaGrad, server_lr 10 - table5-rates/FedOpt, AdaGrad, server_lr 10",
         "table5-rates/FedDA, AdaGrad, server_lr 10",
