@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 
 import fedda
@@ -84,6 +85,7 @@ def run(algorithm="fedavg", clients=CLIENTS, loss=cross_entropy, **settings):
         ({"metrics": [functools.partial(accuracy)]}, "metrics must be a list of named functions"),
         ({"clients": None}, "clients must be a list of pairs .* got NoneType"),
         ({"clients": 7}, "clients must be a list of pairs .* got int"),
+        ({"clients": pd.DataFrame({"x": [1]})}, "got DataFrame. fedda.federation makes clients"),
         ({"clients": [(X * np.inf, Y)]}, "x of client 0 has a non-finite value in row 0"),
         ({"clients": [(X.astype(np.float64) * 1e300, Y)]}, "x of client 0 has a non-finite value"),
         ({"clients": [(np.array([["a"]]), Y[:1])]}, "x of client 0 is text; expected numbers"),

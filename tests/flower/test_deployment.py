@@ -29,8 +29,9 @@ from fedda import algorithms, api
 from fedda.core.round import one_round
 from fedda.data.federation import from_clients
 from fedda.simulate.cohort import Layout, sum_over_clients
-from fedda.storage.directory import RunDirectory, read_settings
+from fedda.storage.directory import RunDirectory
 from fedda.storage.files import read_rows
+from fedda.storage.snapshot import read_settings
 
 pytest.importorskip("flwr", reason="the extra fedda[flower] is not installed")
 

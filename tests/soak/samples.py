@@ -225,7 +225,8 @@ def own_files(folder: Path, run: Path) -> dict[str, Sample]:
     from fedda.experiments import compare
     from fedda.reports import comparison, html
     from fedda.reports.runs import read_runs
-    from fedda.storage.directory import RunDirectory, read_settings
+    from fedda.storage.directory import RunDirectory
+    from fedda.storage.snapshot import read_settings
     from fedda.tasks import config
     from fedda_reproduction.paper import cells
 

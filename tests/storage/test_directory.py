@@ -19,7 +19,7 @@ import pytest
 
 from fedda.errors import InputError
 from fedda.simulate import client_state
-from fedda.storage import directory, files, interrupts
+from fedda.storage import directory, files, interrupts, snapshot
 from fedda.storage.directory import RunDirectory
 
 SETTINGS = {"name": "a", "rate": 0.1, "members": ["x", "y"], "odd key": True, "nothing": None}
@@ -49,14 +49,14 @@ def test_settings_are_written_with_the_first_row_and_verified(tmp_path: Path):
         run.log({"round": 0})
         assert names(tmp_path / "run") == [files.LOCK, "config.toml", "metrics.jsonl"]
     written = {name: value for name, value in SETTINGS.items() if value is not None}
-    assert directory.read_settings(tmp_path / "run") == written
+    assert snapshot.read_settings(tmp_path / "run") == written
     path = tmp_path / "run" / "config.toml"
     path.write_text(path.read_text().replace("rate = 0.1", "rate = 0.2"))
     with pytest.raises(InputError, match=r"config\.toml was changed or damaged after it was writ"):
         RunDirectory(tmp_path / "run", SETTINGS | {"rate": 0.2})
     path.unlink()
     with pytest.raises(InputError, match=r"is not a run directory: it has no config\.toml"):
-        directory.read_settings(tmp_path / "run")
+        snapshot.read_settings(tmp_path / "run")
     with pytest.raises(InputError, match=r"is not empty\. Choose another directory"):
         RunDirectory(tmp_path / "run", SETTINGS)
 
@@ -355,7 +355,7 @@ def test_json_in_directories_is_strict(tmp_path: Path):
 def test_settings_with_a_right_checksum_that_are_no_toml_are_refused(text: str, tmp_path: Path):
     (tmp_path / "config.toml").write_text(files.sealed(text))
     with pytest.raises(InputError, match="was changed or damaged"):
-        directory.read_settings(tmp_path)
+        snapshot.read_settings(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -377,7 +377,7 @@ def test_a_checkpoint_with_a_right_checksum_and_a_wrong_content_is_refused(
     (path / "checkpoints" / "round-2").write_bytes(content)
     message = "the newest checkpoint in .* cannot be read"
     with pytest.raises(InputError, match=message):
-        directory.read_newest(path)
+        snapshot.read_newest(path)
     with RunDirectory(path, SETTINGS) as run, pytest.raises(InputError, match=message):
         run.read_back(dict)
     assert (path / "checkpoints" / "round-2").read_bytes() == content

@@ -27,8 +27,9 @@ from fedda.experiments import run as experiment
 from fedda.simulate import grid, train
 from fedda.simulate.grid import Part
 from fedda.simulate.progress import Progress
-from fedda.storage.directory import RunDirectory, read_settings
+from fedda.storage.directory import RunDirectory
 from fedda.storage.provenance import compile_seconds, provenance
+from fedda.storage.snapshot import read_settings
 from fedda.tasks.config import Config
 from fedda_reproduction.paper import cells
 

@@ -144,7 +144,10 @@ def data_import(
     memory: Memory = None,
     minutes: Minutes = None,
 ) -> None:
-    """Import a data set from files on this machine."""
+    """Import a data set from files on this machine.
+
+    For example: `fedda data import visits visits.csv --client hospital --label outcome`
+    """
     from fedda.data import datasets
 
     chosen: dict[str, Any] = {"client": client, "label": label, "features": feature}

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from fedda.data.columns import is_frame
 from fedda.errors import InputError
 
 
@@ -138,7 +139,7 @@ def from_clients(
             f"{type(clients).__name__}. Split it, for example by torch.utils.data.random_split; "
             "the list of a single client is [data]."
         )
-    elif isinstance(clients, Iterable) and not isinstance(clients, str):
+    elif isinstance(clients, Iterable) and not (isinstance(clients, str) or is_frame(clients)):
         clients = list(clients)
         owners = [f"{owner} {number}" for number in range(len(clients))]
     else:

@@ -17,8 +17,8 @@ from fedda.errors import InputError
 from fedda.experiments import run as experiment
 from fedda.simulate.devices import cores
 from fedda.simulate.progress import Progress
-from fedda.storage.directory import SUMMARY, check_same
 from fedda.storage.files import check_empty, locked, read_sealed, sealed, write_whole
+from fedda.storage.snapshot import SUMMARY, check_same
 from fedda.tasks import config
 from fedda.tasks.config import Config
 

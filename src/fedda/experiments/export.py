@@ -9,9 +9,9 @@ import numpy as np
 
 from fedda.errors import InputError, import_extra
 from fedda.simulate import saved
-from fedda.storage.directory import read_newest
 from fedda.storage.files import replacing
 from fedda.storage.named_arrays import steps
+from fedda.storage.snapshot import read_newest
 
 
 def export(source: Path, file: Path) -> tuple[dict[str, np.ndarray], list[str]]:

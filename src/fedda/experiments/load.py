@@ -19,9 +19,9 @@ from fedda.simulate.client_metrics import ClientMetrics
 from fedda.simulate.evaluation import metric_settings
 from fedda.simulate.result import Result
 from fedda.storage.checkpoint import restored
-from fedda.storage.directory import SUMMARY, read_newest
 from fedda.storage.files import read_json
 from fedda.storage.named_arrays import Node, nested
+from fedda.storage.snapshot import SUMMARY, read_newest
 from fedda.tasks import config
 
 # Settings of a result that are no settings of a task.

@@ -23,9 +23,10 @@ from fedda.simulate.result import Result
 from fedda.simulate.run import train_run
 from fedda.simulate.settings import KEYWORDS
 from fedda.simulate.train import Row
-from fedda.storage.directory import RunDirectory, check_same, read_settings
+from fedda.storage.directory import RunDirectory
 from fedda.storage.extend import extend
 from fedda.storage.files import check_empty, json_numbers
+from fedda.storage.snapshot import check_same, read_settings
 from fedda.tasks import config as configs
 from fedda.tasks.config import Config
 

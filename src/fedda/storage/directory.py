@@ -16,14 +16,12 @@ changed, and an error says what to do. A lock lets only one process use the dire
 import hashlib
 import json
 import os
-import re
 import time
-import tomllib
 from collections.abc import Callable, Container, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -35,25 +33,22 @@ from fedda.errors import InputError
 from fedda.storage import checkpoint, files, interrupts
 from fedda.storage.checkpoint import Checkpoint
 from fedda.storage.provenance import compile_seconds, provenance
-from fedda.storage.schema import mismatch
+from fedda.storage.snapshot import (
+    CONFIG,
+    SUMMARY,
+    Row,
+    check_same,
+    checkpoints,
+    decoded,
+    identity,
+    log_of,
+    read_settings,
+)
 
-CONFIG = "config.toml"
-SUMMARY = "summary.json"
-# The specification of the notes of a checkpoint.
-NOTES = {
-    "settings": str,
-    "log_size": int,
-    "log": str,
-    "float": str,
-    "made": {"seconds": {"total": float, "compile": float}},
-    "progress": {...: Any},
-}
 KEPT = 3  # the number of checkpoints: if the newest is damaged, the run can resume from another
 COPIES = 2  # of the arrays in host memory during a checkpoint: one by JAX (of a device), one by us
 
 ADVICE = "Nothing was changed. Use what the run was begun with, or choose another directory."
-
-Row = dict[str, Any]
 
 
 class RunDirectory:
@@ -164,12 +159,12 @@ class RunDirectory:
         content = share(lambda: checkpoint.read(saved[-1]) if saved else b"")
         newest = None
         if content:
-            number, arrays, notes = _decoded(content, self.path or Path("the run directory"))
+            number, arrays, notes = decoded(content, self.path or Path("the run directory"))
             what = f"the checkpoint of round {number} in {self.path or 'the run directory'}"
             newest = Checkpoint(number, checkpoint.restored(arrays, like(), what, ADVICE), notes)
         log_path = (self.path or Path()) / self._log_name
         log = share(
-            lambda: b"" if newest is None else _log_of(log_path, self._settings, newest.notes)
+            lambda: b"" if newest is None else log_of(log_path, self._settings, newest.notes)
         )
         if newest is not None:
             self.history = [json.loads(line) for line in log.splitlines()]
@@ -220,7 +215,7 @@ class RunDirectory:
         self._write_settings()
         self._made = None
         notes = {
-            "settings": _identity(self._settings),
+            "settings": identity(self._settings),
             "log_size": self._log_size,
             "log": self._log_digest.hexdigest(),
             "float": str(jnp.result_type(float)),
@@ -301,127 +296,3 @@ class RunDirectory:
         if path is not None:
             files.write_whole(path, json.dumps(summary, indent=2) + "\n")
         return summary
-
-
-def checkpoints(path: Path | None) -> list[Path]:
-    """Return the checkpoints of a run directory, the oldest first."""
-    folder = (path or Path()) / "checkpoints"
-    found = folder.iterdir() if path is not None and folder.exists() else ()
-    return sorted(
-        (path for path in found if re.fullmatch(r"round-\d+", path.name)), key=checkpoint_round
-    )
-
-
-def checkpoint_round(checkpoint: Path) -> int:
-    """Return the number of rounds before a checkpoint, which is in its name."""
-    return int(checkpoint.name.removeprefix("round-"))
-
-
-class Snapshot(NamedTuple):
-    """The newest checkpoint of a run directory, read without a lock.
-
-    Attributes:
-        settings: The content of `config.toml`.
-        history: The rows before the checkpoint. Numbers that JSON cannot hold are None.
-        arrays: The arrays by name.
-        finished: Whether the run has finished.
-    """
-
-    settings: dict[str, Any]
-    history: list[Row]
-    arrays: dict[str, np.ndarray]
-    finished: bool
-
-
-def read_newest(path: Path, log: str = "metrics.jsonl") -> Snapshot:
-    """Read the newest checkpoint of a run directory. Nothing is changed.
-
-    Raises:
-        InputError: There is no checkpoint, or a file is damaged.
-    """
-    settings = read_settings(path)
-    saved = checkpoints(path)
-    if not saved:
-        raise InputError(
-            f"{path} has no checkpoint yet. Continue the run until its next checkpoint, with "
-            "`fedda run --resume` or fedda.run(directory=...)."
-        )
-    _, arrays, notes = _decoded(checkpoint.read(saved[-1]), path)
-    lines = _log_of(path / log, files.read_sealed(path / CONFIG), notes).splitlines()
-    finished = notes["progress"].get("finished", False)
-    return Snapshot(settings, [json.loads(line) for line in lines], arrays, finished)
-
-
-def _decoded(content: bytes, path: Path) -> tuple[int, dict[str, np.ndarray], dict[str, Any]]:
-    """Return the round, arrays and notes of a checkpoint in a run directory."""
-    try:
-        number, arrays, notes = checkpoint.decode(content)
-        why = mismatch(number, int, "its round") or mismatch(notes, NOTES, "its first line")
-    except ValueError as error:
-        why = str(error)
-    if why:
-        raise InputError(
-            f"the newest checkpoint in {path} cannot be read: {why}. Nothing was changed. Delete "
-            "this file to continue from the previous one, or choose another directory."
-        )
-    return number, arrays, notes
-
-
-def _log_of(path: Path, settings: str, notes: Mapping[str, Any]) -> bytes:
-    """Return the lines before a checkpoint, after a check that all files belong together."""
-    newest = checkpoints(path.parent)[-1]
-    if notes["settings"] != _identity(settings):
-        raise InputError(
-            f"{newest} belongs to a run with another {CONFIG} than that of {path.parent}. "
-            "Nothing was changed. Restore the files, or choose another directory."
-        )
-    if notes["float"] != (here := str(jnp.result_type(float))):
-        raise InputError(
-            f"{path.parent} is a run with {notes['float']} as JAX's default type, here it is "
-            f"{here}. Nothing was changed. Set JAX_ENABLE_X64 as it was."
-        )
-    log = path.read_bytes()[: notes["log_size"]] if path.exists() else b""
-    if notes["log"] != _sha256(log):
-        raise InputError(
-            f"{path} is damaged: {newest} was written after other lines. Nothing was changed. "
-            f"Restore {path.name}, or delete {newest} to continue from the previous "
-            "checkpoint, or from the beginning if there is none."
-        )
-    return log
-
-
-def read_settings(path: Path) -> dict[str, Any]:
-    """Return the settings of the run in a directory.
-
-    Raises:
-        InputError: The directory has no `config.toml`, or the file was edited.
-    """
-    if not (path / CONFIG).exists():
-        raise InputError(f"{path} is not a run directory: it has no {CONFIG}.")
-    return tomllib.loads(files.read_sealed(path / CONFIG))
-
-
-def check_same(
-    path: Path,
-    written: Mapping[str, Any],
-    given: Mapping[str, Any],
-    changeable: Container[str] = (),
-) -> None:
-    """Raise an `InputError` that names the first setting that differs from the run's."""
-    for name in {**given, **written}:
-        if name not in changeable and written.get(name) != given.get(name):
-            raise InputError(
-                f"{path} is a run with {name} = {written.get(name)!r}, got {given.get(name)!r}. "
-                "A resumed run keeps its settings, and rounds may only grow: start a new one in "
-                "another directory."
-            )
-
-
-def _identity(settings: str) -> str:
-    """Return a digest of what a checkpoint depends on: all settings but the number of rounds."""
-    others = {name: value for name, value in tomllib.loads(settings).items() if name != "rounds"}
-    return _sha256(files.toml(others).encode())
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

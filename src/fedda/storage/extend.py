@@ -6,7 +6,7 @@ from typing import Any
 
 from fedda.errors import InputError
 from fedda.storage import files
-from fedda.storage.directory import (
+from fedda.storage.snapshot import (
     CONFIG,
     SUMMARY,
     check_same,
