@@ -1,5 +1,6 @@
 """The work that is disturbed: how it is begun or continued, and what it must leave in the end."""
 
+import importlib
 import json
 import os
 import random
@@ -215,6 +216,9 @@ class Flower(Job):
     """A Flower server with its clients in one process, which all die together."""
 
     WORDS = (["fedda-adam"], ["fedavg"])
+
+    def prepare(self) -> None:
+        importlib.import_module("helpers.flower_problem")  # before processes are forked
 
     def start(self, place: Path, **environment: str) -> Process:
         def work() -> None:
