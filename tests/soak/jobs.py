@@ -154,21 +154,17 @@ class Reproduce(Job):
         return Process(fill, self.log(place), environment)
 
     def left(self, place: Path) -> Any:
-        from fedda_reproduction.paper import cells
-
-        found = cells.read_all(place)
-        assert not found.damaged
         assert [path.name for path in (place / ".work").iterdir()] == [".gitignore"]
-        return {cell.path.name: cell.content["history"] for cell in found.finished}
+        return self.cells(place)
 
     def check(self, place: Path) -> None:
-        from fedda_reproduction.paper import cells
+        for name, history in self.cells(place).items():
+            assert history == self.expected[name], f"a round of {name} is lost or doubled"
 
-        if hasattr(self, "expected") and place.exists():
-            found = cells.read_all(place)
-            assert not found.damaged, found.damaged
-            for cell in found.finished:
-                assert cell.content["history"] == self.expected[cell.path.name]
+    def cells(self, place: Path) -> dict[str, Any]:
+        """The history of each finished run. To read cells as the library does would start JAX."""
+        paths = place.glob("cells/*/*.json*")
+        return {path.name: json.loads(path.read_text())["history"] for path in paths}
 
 
 class Import(Job):

@@ -56,6 +56,8 @@ class Process:
     ) -> None:
         self.log, self.code, self.work = log, None, 0.0
         sys.stdout.flush()
+        bridge = sys.modules.get("jax._src.xla_bridge")
+        assert not getattr(bridge, "_backends", None), "a fork would lack the threads of JAX"
         self.pid = os.fork()
         if not self.pid:
             _run(call, log, environment or {})
