@@ -92,6 +92,37 @@ class Run(Job):
         assert self.expected[1].startswith(rows_of(place)), "a round is lost or doubled"
 
 
+class Directory(Job):
+    """A run directory alone: rounds that take no time, so that most kills come while it writes."""
+
+    WORDS = (["1"], ["4"])
+    ROUNDS = 60
+
+    def start(self, place: Path, **environment: str) -> Process:
+        def work() -> None:
+            from fedda.storage.directory import RunDirectory
+
+            state, begin = np.zeros(2000), 0
+            with RunDirectory(place, {"rate": 0.1}) as kept:
+                if (found := kept.read_back(lambda: {"w": state})) is not None:
+                    state, begin = found.run["w"], found.round
+                for number in range(begin + 1, self.ROUNDS + 1):
+                    state = 0.9 * state + number
+                    kept.log({"round": number, "loss": float(state[0])})
+                    if number % int(self.words[0]) == 0:
+                        kept.save(number, {"w": state})
+                kept.finish(lambda: {"rounds": self.ROUNDS})
+
+        return Process(work, self.log(place), environment)
+
+    def left(self, place: Path) -> Any:
+        assert (place / "summary.json").exists()
+        return rows_of(place), end_of(place)
+
+    def check(self, place: Path) -> None:
+        assert self.expected[0].startswith(rows_of(place)), "a round is lost or doubled"
+
+
 class Compare(Job):
     """`fedda compare`, two algorithms."""
 
@@ -235,6 +266,7 @@ class Flower(Job):
 
 JOBS: dict[str, type[Job]] = {
     "run": Run,
+    "directory": Directory,
     "compare": Compare,
     "sweep": Sweep,
     "reproduce": Reproduce,

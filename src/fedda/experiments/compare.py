@@ -15,6 +15,7 @@ from fedda.experiments import run as experiment
 from fedda.simulate.progress import Progress
 from fedda.storage.directory import check_same
 from fedda.storage.files import check_empty, locked, read_sealed, sealed, write_whole
+from fedda.storage.schema import mismatch
 from fedda.tasks import config
 from fedda.tasks.config import Config
 
@@ -65,6 +66,8 @@ def written(directory: Path) -> Plans:
     if not path.exists():
         return {}
     runs = tomllib.loads(read_sealed(path))
+    if why := mismatch(runs, {...: {}}):
+        raise InputError(f"{path} is damaged: {why}. Restore it, or choose another directory.")
     return {name: config.resolve(values) for name, values in runs.items()}
 
 
