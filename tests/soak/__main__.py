@@ -34,8 +34,10 @@ def one_kind(name: str, seconds: float, seed: int, most: int | None) -> None:
     folder = Path(tempfile.mkdtemp(prefix=f"soak-{name}-"))
     try:
         attempt = importlib.import_module(f"soak.{kind.module}").prepare(folder, name)
-        end, number, failures = time.monotonic() + seconds, 0, 0
+        end, number, failures, parent = time.monotonic() + seconds, 0, 0, os.getppid()
         while number < (most or 10**9) and (number == 0 or time.monotonic() < end):
+            if os.getppid() != parent:  # which was stopped
+                break
             begin, failure, counts = time.monotonic(), "", Counter[str]()
             try:
                 counts = attempt(seed + number)

@@ -140,6 +140,7 @@ def all_samples(folder: Path) -> dict[str, Sample]:
 
 def write(place: Path, files: Content) -> None:
     shutil.rmtree(place, ignore_errors=True)
+    place.mkdir()
     for name, data in files.items():
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_bytes(data)

@@ -11,6 +11,7 @@ class Kind(NamedTuple):
 
 KINDS = {
     "run": Kind("kills", 8, "`fedda run` is killed, and resumed"),
+    "directory": Kind("kills", 3, "a run directory alone is killed, mostly while it writes"),
     "compare": Kind("kills", 5, "`fedda compare` is killed, and continued"),
     "sweep": Kind("kills", 4, "`fedda sweep` is killed, and continued"),
     "reproduce": Kind("kills", 4, "`fedda reproduce` is killed, and continued"),

@@ -5,6 +5,7 @@ would be missing in the fork.
 """
 
 import atexit
+import gc
 import importlib
 import math
 import os
@@ -30,6 +31,7 @@ def preload() -> None:
     warnings.filterwarnings("ignore", "os.fork.. was called", RuntimeWarning)
     for name in COMMANDS:
         importlib.import_module(name)
+    gc.freeze()  # so that the memory of a fork is not copied when it collects garbage
 
 
 class Ended(NamedTuple):
@@ -54,6 +56,8 @@ class Process:
     ) -> None:
         self.log, self.code, self.work = log, None, 0.0
         sys.stdout.flush()
+        bridge = sys.modules.get("jax._src.xla_bridge")
+        assert not getattr(bridge, "_backends", None), "a fork would lack the threads of JAX"
         self.pid = os.fork()
         if not self.pid:
             _run(call, log, environment or {})

@@ -186,6 +186,9 @@ def test_comparisons(tmp_path: Path):
     path = tmp_path / "comparison.toml"
     path.write_text(sealed(text))
     assert compare.written(tmp_path).keys() == {"fedavg-seed0"}
+    path.write_text(sealed("a = 1"))
+    with pytest.raises(InputError, match=f"{path} is damaged: 'a' is 1, expected a table"):
+        compare.written(tmp_path)
     for wrong in ("a = 1", text, sealed(text).replace("seed = 0", "seed = 1", 1), "[" * 5000):
         path.write_text(wrong)
         with pytest.raises(InputError, match=f"{path} was changed or damaged"):

@@ -215,7 +215,7 @@ def open_store(path: Path) -> Store:
         if not isinstance(meta["words"], str) or not isinstance(meta["origin"], dict):
             raise TypeError("a description or an origin of a wrong type")
         for name, facts in meta["files"].items():
-            size = (path / name).stat().st_size
+            size, _ = (path / name).stat().st_size, facts["sha256"]
             if size != facts["bytes"]:
                 raise Stale(f"{path / name} has {size} bytes instead of {facts['bytes']}")
         splits = {name: _open_split(path / name, about) for name, about in meta["splits"].items()}

@@ -18,6 +18,7 @@ from fedda.experiments import run as experiment
 from fedda.simulate.devices import cores
 from fedda.simulate.progress import Progress
 from fedda.storage.files import check_empty, locked, read_sealed, sealed, write_whole
+from fedda.storage.schema import mismatch
 from fedda.storage.snapshot import SUMMARY, check_same
 from fedda.tasks import config
 from fedda.tasks.config import Config
@@ -69,6 +70,8 @@ def written(directory: Path) -> Plans:
     if not path.exists():
         return {}
     runs = tomllib.loads(read_sealed(path))
+    if why := mismatch(runs, {...: {}}):
+        raise InputError(f"{path} is damaged: {why}. Restore it, or choose another directory.")
     return {name: config.resolve(values) for name, values in runs.items()}
 
 

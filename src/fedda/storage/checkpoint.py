@@ -112,12 +112,20 @@ def decode(content: bytes) -> tuple[int, dict[str, np.ndarray], dict[str, Any]]:
         position = content.index(b"\n") + 1
         header = json.loads(content[:position])
         for name, dtype, shape in header["arrays"]:
-            array = np.frombuffer(content, jnp.dtype(dtype), math.prod(shape), position)
-            arrays[name] = array.reshape(shape)
+            array = np.frombuffer(content, _checked(jnp.dtype(dtype)), math.prod(shape), position)
+            arrays[str(name)] = array.reshape(shape)
             position += array.nbytes
         return header["round"], arrays, header["notes"]
     except (LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def _checked(dtype: np.dtype) -> np.dtype:
+    """Return a type that JAX has, or raise a `ValueError`: NumPy has others, such as dates."""
+    known = dtype.kind == "b" or jnp.issubdtype(dtype, jnp.number)
+    if not known or dtype.itemsize > (16 if dtype.kind == "c" else 8):
+        raise ValueError(f"an array has the type {dtype}")
+    return dtype
 
 
 def restored(arrays: Mapping[str, np.ndarray], like: PyTree, what: str, advice: str) -> PyTree:

@@ -188,19 +188,19 @@ def toml(values: Mapping[str, Any]) -> str:
     Raises:
         InputError: Reading the text back would give other values.
     """
-    text = "".join(
-        f"{name if re.fullmatch('[A-Za-z0-9_-]+', name) else json.dumps(name)} = "
-        f"{json.dumps(value, ensure_ascii=False)}\n"
-        for name, value in values.items()
-    )
     try:
+        text = "".join(
+            f"{name if re.fullmatch('[A-Za-z0-9_-]+', name) else json.dumps(name)} = "
+            f"{json.dumps(value, ensure_ascii=False)}\n"
+            for name, value in values.items()
+        )
         same = tomllib.loads(text) == values
-    except ValueError:
+    except (ValueError, TypeError):  # TypeError: of dates
         same = False
     if not same:
         raise InputError(
             "these settings cannot be kept: reading config.toml back would give other values. Use "
-            "finite numbers, and text without control characters."
+            "finite numbers, no dates, and text without control characters."
         )
     return text
 
