@@ -121,7 +121,7 @@ TWICE = (
     "which is also the rate of the base class's `Server.aggregate`. `FedOptServer.aggregate` calls "
     "that first, so its `d_t` is `lr` times the mean move, and then multiplies with `lr` again. "
     "Algorithm 2 of Reddi et al. (2021): Delta_t is the mean move, and only the step has eta. In "
-    "addition v starts at 0, where the paper asks for v_{-1} >= tau². By hand: with AdaGrad, "
+    "addition v starts at 0, where the paper asks for v >= tau². By hand: with AdaGrad, "
     "`lr=0.5`, `beta1=0` and a mean move of 1, v is 0.25 after the first round instead of 1."
 )
 
@@ -133,7 +133,7 @@ TRIALS = [
         "flower", "FedAdagrad", f"{FLOWER}.FedAdagrad", "fedopt-adagrad",
         reading=keras("fedopt-adagrad"),
         note="`FedAdagrad.aggregate_train` starts v at 0, as Keras does. Algorithm 2 of Reddi et "
-        "al. (2021) asks for v_{-1} >= tau².",
+        "al. (2021) asks for v >= tau² at the start.",
     ),
     Trial(
         "flower", "FedAdam", f"{FLOWER}.FedAdam", "fedopt-adam", reading=keras("fedopt-adam"),
