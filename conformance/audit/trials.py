@@ -121,7 +121,8 @@ TWICE = (
     "which is also the rate of the base class's `Server.aggregate`. `FedOptServer.aggregate` calls "
     "that first, so its `d_t` is `lr` times the mean move, and then multiplies with `lr` again. "
     "Algorithm 2 of Reddi et al. (2021): Delta_t is the mean move, and only the step has eta. In "
-    "addition v starts at 0, where the paper asks for v_{-1} >= tau²."
+    "addition v starts at 0, where the paper asks for v >= tau². By hand: with AdaGrad, "
+    "`lr=0.5`, `beta1=0` and a mean move of 1, v is 0.25 after the first round instead of 1."
 )
 
 TRIALS = [
@@ -132,7 +133,7 @@ TRIALS = [
         "flower", "FedAdagrad", f"{FLOWER}.FedAdagrad", "fedopt-adagrad",
         reading=keras("fedopt-adagrad"),
         note="`FedAdagrad.aggregate_train` starts v at 0, as Keras does. Algorithm 2 of Reddi et "
-        "al. (2021) asks for v_{-1} >= tau².",
+        "al. (2021) asks for v >= tau² at the start.",
     ),
     Trial(
         "flower", "FedAdam", f"{FLOWER}.FedAdam", "fedopt-adam", reading=keras("fedopt-adam"),
@@ -167,7 +168,8 @@ TRIALS = [
         note="`SCAFFOLD.train_one_user` adds `model_diff / (K * lr)` to `local_c_plus`, and "
         "`get_model_difference` is y - x. Option II of algorithm 1 adds (x - y) / (K eta). The "
         "local step is that of the paper, g - c_i + c. So it adds the client's gradient minus the "
-        "mean gradient, where the paper subtracts it.",
+        "mean gradient, where the paper subtracts it. By hand: a client whose gradient is 4 stores "
+        "c_i = -4.",
     ),
     Trial(
         "pfl", "SCAFFOLD I", f"{PFL}.scaffold.SCAFFOLD", "scaffold", "all options",
@@ -175,7 +177,8 @@ TRIALS = [
             "control variates with the other sign", readings.scaffold(sign=-1), {"control": "I"}
         ),
         note="With `DiskUserStateStorage`. `local_c_plus` is the model's difference after a step "
-        "with rate 1, which is -g_i(x). Option I of algorithm 1 is g_i(x).",
+        "with rate 1, which is -g_i(x). Option I of algorithm 1 is g_i(x). By hand: a client whose "
+        "gradient is 4 stores c_i = -4.",
     ),
     Trial(
         "pfl", "SCAFFOLD I, in memory", f"{PFL}.scaffold.SCAFFOLD", "scaffold", "all options",
@@ -241,7 +244,8 @@ TRIALS = [
         reading=wrong("the first round is lost", readings.FIRST_ROUND_LOST),
         note="In the first round, `FedAVGMServer.aggregate` sets the momentum to 0 and puts the "
         "model back to what it was, so the work of the first cohort is not used. Hsu et al. "
-        "(2019): v <- beta v + Delta w, w <- w - v in every round.",
+        "(2019): v <- beta v + Delta w, w <- w - v in every round. By hand: the model is 1, "
+        "that of the only client becomes 2, and the server's stays 1.",
     ),
     Trial(
         "fluke", "FedAdagrad", f"{FLUKE}.fedopt.FedOpt", "fedopt-adagrad", "server_momentum=step",
@@ -280,7 +284,8 @@ TRIALS = [
         note="With `weighted=False`, and the server's rate given as `global_step`. "
         "`_get_client_weights` multiplies the weights of the local models with it, so the model "
         "becomes eta times their mean. Algorithm 1: x <- x + eta Delta x. With `global_step=1`, "
-        "the default, this is the same.",
+        "the default, this is the same. By hand: with `global_step=0.5`, a model of 1 becomes 0.5 "
+        "if no client moves.",
     ),
     # ---- FedLab
     Trial(

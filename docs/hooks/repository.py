@@ -19,6 +19,7 @@ PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "benchmarks/README.md": "benchmarks.md",
     "conformance/README.md": "test_vectors.md",
+    "conformance/audit/README.md": "audit.md",
     "reproduction/protocol.md": "protocol.md",
     "reproduction/results/README.md": "results.md",
     "reproduction/results/theory/README.md": "theory.md",
