@@ -21,6 +21,7 @@ from fedda import tasks
 from fedda.errors import InputError, unknown
 from fedda.models import PRECISIONS
 from fedda.storage import interrupts
+from fedda.storage.provenance import commit
 from fedda.tasks.config import Config
 from fedda_reproduction.paper import cells, training
 from fedda_reproduction.paper.cells import Cell, Damaged
@@ -77,7 +78,7 @@ def wanted(
 
 def missing(runs: Iterable[Config], finished: Iterable[Cell]) -> int:
     """Return how many runs have no cell, with any data."""
-    keys = {cells.key(cell.config) for cell in finished}
+    keys = {cells.key(cell.config) for cell in finished if not cell.outdated}
     return sum(cells.key(config) not in keys for config in runs)
 
 
@@ -98,6 +99,7 @@ def fill(
         report: Called with a line for each evaluation and each cell.
         warn: Called with warnings.
     """
+    cells.refuse_uncommitted(folder, commit())  # at once, not after hours
     until = None if seconds is None else time.monotonic() + seconds
     work = folder / ".work"
     work.mkdir(parents=True, exist_ok=True)

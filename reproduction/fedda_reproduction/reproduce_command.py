@@ -65,11 +65,11 @@ def reproduce_command(
     ] = False,
     write: Annotated[
         bool,
-        typer.Option("--write", help="Fill in README.md there, from the full-length runs."),
+        typer.Option("--write", help="Fill in the pages there, from the full-length runs."),
     ] = False,
     report: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write README.md as a web page with figures there."),
+        typer.Option(metavar="DIR", help="Write the pages as web pages with figures there."),
     ] = None,
     quiet: Quiet = False,
 ) -> None:
@@ -112,8 +112,8 @@ def reproduce_command(
         raise InputError("say what to reproduce, such as table3: fedda reproduce --list names all.")
     if write:
         _name_damaged(folder)
-        note(*page.write(folder))
-        say(f"Written to {folder / 'README.md'}")
+        first, *others = page.write(folder)
+        say(f"Written to {first}{f' and {len(others)} pages beside it' if others else ''}")
     if report is not None:
         from fedda_reproduction.paper import report as web  # late: it loads what draws
 

@@ -44,6 +44,7 @@ def cell(entry, values, every=None, seed=0, **content):
     every = every or config.rounds // len(values)
     rounds = list(range(config.rounds - every * (len(values) - 1), config.rounds + 1, every))
     usual = SUMMARY | {
+        "config": cells.identity(config),
         "date": "2027-01-01T00:00:00Z",
         "higher_is_better": config.task != "emnist-autoencoder",
         "history": {"round": rounds, "accuracy": list(values)},

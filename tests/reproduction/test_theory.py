@@ -346,6 +346,10 @@ def test_both_momenta_keep_the_bound_that_the_paper_proves_for_one():
     assert list(ratios.values()) == pytest.approx(by_hand.max((0, 2)))
     assert 0 < max(ratios.values()) <= 1
     assert np.all(distances[:, :2] <= C[:, None, None] * np.arange(61))  # the sharper one, in t
+    # Both begin at m(0) and average gradients of at most G: for all t, they differ by at most 2G.
+    limit = 2 * bounds[:, None, None] * (1 - 0.9 ** np.arange(61)) + 1e-12
+    assert np.all(distances[:, :2] <= limit)
+    assert distances[:, :2].max() > 1e-3 * limit.max(), "it is not far from it"
     tight = deviation.over_bound(distances, first * 1e-6, bounds * 1e-6, 1.0)
     assert min(tight.values()) > 1  # it would notice
 

@@ -1,8 +1,9 @@
 """One small file for each finished run: `cells/<task>/<algorithm>-<hash>.json`.
 
-The hash identifies the run: all settings that its numbers depend on, and the data. So a run that
-two tables need is one file, and any machine can add files. A file also contains its own checksum,
-so a truncated, changed or renamed file is detected.
+The hash identifies the run: all settings that its numbers depend on, the version of its algorithm
+and the data. So a run that two tables need is one file, any machine can add files, and a corrected
+algorithm gets new ones. A file also contains its own checksum, so a truncated, changed or renamed
+file is detected.
 """
 
 import dataclasses
@@ -15,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedda.algorithms import registry
 from fedda.errors import InputError
 from fedda.reports.runs import Run
 from fedda.simulate.train import averaged
@@ -22,6 +24,8 @@ from fedda.storage.files import read_json, write_whole
 from fedda.storage.schema import NUMBER_OR_NULL, mismatch
 from fedda.tasks import config as configs
 from fedda.tasks.config import Config
+
+REPOSITORY = Path(__file__).parents[3]
 
 # Fields of `Config` that always identify a run. Any other field, also one that `Config` gets in
 # future, does so only where it differs from its default: new fields leave finished runs alone.
@@ -86,6 +90,21 @@ class Cell:
         return group(self.config)
 
     @property
+    def version(self) -> int:
+        """The version of its algorithm."""
+        return int(self.content["config"].get("version", 1))
+
+    @property
+    def outdated(self) -> bool:
+        """Whether its algorithm has been corrected since: the run is to be made again."""
+        return self.version < version(self.config)
+
+    @property
+    def uncommitted(self) -> bool:
+        """Whether the code differed from its commit, so that nobody can repeat the run exactly."""
+        return str(self.content["commit"]).endswith("-dirty")
+
+    @property
     def data(self) -> str | None:
         """Hash of the data it was trained on; None for data that come with the package."""
         sha256: str | None = self.content["data"].get("sha256")
@@ -113,12 +132,21 @@ def _optional() -> dict[str, Any]:
     return {name: fields[name] for name in names}
 
 
+def version(config: Config) -> int:
+    """Return the version of the algorithm of a run that is made now."""
+    return registry.variants()[config.algorithm].version
+
+
 def identity(config: Config) -> dict[str, Any]:
-    """Return the settings that the numbers of a run depend on. 1 and 1.0 are the same."""
-    dropped = LATER | _optional()
+    """Return what the numbers of a run depend on: settings, and the version of its algorithm.
+
+    1 and 1.0 are the same. The version is left out if it is 1.
+    """
+    dropped = LATER | _optional() | {"version": 1}
+    values = config.flat() | RETIRED.get(config.algorithm, {}) | {"version": version(config)}
     return {
         name: int(value) if isinstance(value, float) and value.is_integer() else value
-        for name, value in (config.flat() | RETIRED.get(config.algorithm, {})).items()
+        for name, value in values.items()
         if name not in COMPUTATION and (name not in dropped or value != dropped[name])
     }
 
@@ -149,6 +177,20 @@ def _hash(value: Any) -> str:
 # ------------------------------------------------------------------------------------------ writing
 
 
+def refuse_uncommitted(folder: Path, commit: str) -> None:
+    """Refuse results of uncommitted code in a folder of this repository; others may have them.
+
+    Raises:
+        InputError: The commit ends in `-dirty`.
+    """
+    if commit.endswith("-dirty") and folder.resolve().is_relative_to(REPOSITORY):
+        raise InputError(
+            f"src or pyproject.toml has changes that are not committed, so nobody could repeat a "
+            f"run whose result is in {folder}: expected a clean commit. Commit them first, or give "
+            "a folder outside the repository with --results."
+        )
+
+
 def write(
     folder: Path,
     config: Config,
@@ -157,6 +199,7 @@ def write(
     date: float | None = None,
 ) -> Path:
     """Write the cell of a finished run; `date` is now by default. Returns its path."""
+    refuse_uncommitted(folder, summary["commit"])
     metric, last = summary["metric"], config.rounds
     measured = ("train_loss", "loss", metric)
     rows = [
@@ -166,16 +209,10 @@ def write(
     done = rows[-1]["round"] if rows else 0
     if done != last:
         raise InputError(f"a run of {last} rounds ended after {done}: finish it first.")
-    late = _late(rows, last)
     taken = [name.removesuffix("?") for name in SUMMARY]
     content = {
         "config": identity(config),
         "final": {name: rows[-1][name] for name in measured},
-        "mean_of_last": {
-            "rounds": averaged(last),
-            "evaluations": len(late),
-            **{name: _mean(late, name) for name in measured},
-        },
         "history": {name: [row[name] for row in rows] for name in ("round", *measured)},
         **{name: summary[name] for name in taken if name in summary},
         "seconds": {name: round(value, 2) for name, value in summary["seconds"].items()},
@@ -277,6 +314,7 @@ def read(path: Path) -> Cell | Damaged:
     try:
         retired = RETIRED.get(settings["algorithm"], {})
         known = {name: value for name, value in settings.items() if retired.get(name) != value}
+        known.pop("version", None)
         config = configs.resolve(_optional() | known)
         if min(content["parameters"], config.rounds, config.cohort, config.eval_every) < 1:
             return Damaged(path, "is of a run without parameters, rounds, clients or evaluations")

@@ -1,4 +1,4 @@
-"""Compare finished runs: means over seeds, differences over shared seeds, rounds to a threshold."""
+"""Compare finished runs: means over seeds, differences by Welch's test, rounds to a threshold."""
 
 import itertools
 import math
@@ -7,14 +7,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedda.reports.statistics import Interval, interval
+from fedda_reproduction.inference import Difference, Finding, equivalence, finding, holm, welch
 from fedda_reproduction.paper import cells
 from fedda_reproduction.paper.cells import Cell
-from fedda_reproduction.paper.experiments import FEDDA, Entry, experiments
+from fedda_reproduction.paper.experiments import FEDDA, METHOD_TABLES, Entry, experiments
 from fedda_reproduction.paper.published import OPTIMISERS
 
 ARRIVED = 0.95  # of its end result: there a run counts as converged
-TIE = 0.01  # two single runs tie if their results differ by at most this share
+MARGIN = 0.01  # methods are equivalent if their results differ by less than this share
+# The values that runs must reach (F5), because the paper's "turning points" are not defined. A
+# method that does not reach the lowest of them did not learn.
+THRESHOLDS = {
+    "table2": (0.30, 0.35, 0.40, 0.45),
+    "table3": (0.75, 0.80, 0.82, 0.84),
+    "table5": (0.2, 0.4, 0.6),
+}
 
 
 def variants(
@@ -22,12 +29,18 @@ def variants(
 ) -> Iterator[tuple[Entry, list[list[Cell]]]]:
     """Yield each entry with its finished runs, sorted by seed.
 
-    Runs that differ in precision or data are separate lists.
+    Runs that differ in precision or data are separate lists. Runs of an earlier version of their
+    algorithm are left out if there are later ones.
     """
     groups: dict[str, dict[tuple[str, str], list[Cell]]] = {}
-    for cell in sorted(finished, key=lambda cell: cell.config.seed):
-        kinds = groups.setdefault(cell.group, {})
-        kinds.setdefault((cell.config.precision, cell.data or ""), []).append(cell)
+    every = sorted(finished, key=lambda cell: cell.config.seed)
+    newest: dict[str, int] = {}
+    for cell in every:
+        newest[cell.group] = max(cell.version, newest.get(cell.group, 0))
+    for cell in every:
+        if cell.version == newest[cell.group]:
+            kinds = groups.setdefault(cell.group, {})
+            kinds.setdefault((cell.config.precision, cell.data or ""), []).append(cell)
     for entry in entries:
         kinds = groups.get(cells.group(entry.resolved(rounds=rounds)), {})
         yield entry, [kinds[key] for key in sorted(kinds)]
@@ -69,25 +82,23 @@ def pairs(ours: Sequence[Cell], theirs: Sequence[Cell]) -> list[tuple[Cell, Cell
     return [(cell, other[key]) for cell, key in zip(ours, keys, strict=True) if key in other]
 
 
-def margin(ours: Sequence[Cell], theirs: Sequence[Cell]) -> Interval:
-    """Return how much higher one method ends than another, over shared seeds."""
-    return interval([end(one) - end(other) for one, other in pairs(ours, theirs)])
+def margin(ours: Sequence[Cell], theirs: Sequence[Cell]) -> Difference:
+    """Return how much higher one method ends than another. A failed run is minus infinity."""
+    return welch(list(map(end, ours)), list(map(end, theirs)))
 
 
-def order(ours: Sequence[Cell], theirs: Sequence[Cell]) -> int:
-    """Return 1 if one method ends above another, -1 if below, 0 for a tie.
+def compared(ours: Sequence[Cell], theirs: Sequence[Cell], p: float | None = None) -> Finding:
+    """Return whether one method ends above another; `p` is that of `margin` by default.
 
-    Several shared seeds tie if the 95 % interval of their difference includes 0.
+    They are equivalent if they differ by less than `MARGIN` of the higher result (TOST). One that
+    failed is behind one that did not.
     """
-    if not pairs(ours, theirs):
-        return 0
-    difference, half = margin(ours, theirs)
-    if math.isinf(difference):  # one of them failed
-        half = 0.0
-    elif half is None:
-        half = TIE * max(abs(mean(ours)), abs(mean(theirs)))
-    tied = math.isnan(difference) or abs(difference) <= half
-    return 0 if tied else int(math.copysign(1, difference))
+    difference = margin(ours, theirs)
+    if math.isinf(difference.mean):
+        return finding(difference.mean, 0.0)
+    within = MARGIN * max(abs(mean(ours)), abs(mean(theirs)))
+    tost = equivalence(list(map(end, ours)), list(map(end, theirs)), within)
+    return finding(difference.mean, difference.p if p is None else p, tost)
 
 
 # ----------------------------------------------------------------------------- columns of a table
@@ -96,11 +107,14 @@ def order(ours: Sequence[Cell], theirs: Sequence[Cell]) -> int:
 class Column(NamedTuple):
     """FedDA with one optimiser in a table of methods, and the best other method that was run."""
 
+    table: str
     optimiser: str
     ours: Sequence[Cell]
     rival: str | None = None  # None: nothing to compare with
     theirs: Sequence[Cell] = ()
-    order: int | None = None  # 1: FedDA is ahead, 0: a tie, -1: behind
+    difference: Difference | None = None  # positive: FedDA is better
+    p: float = math.nan  # of the difference, by Holm over all columns
+    finding: Finding | None = None  # None: not compared, or neither of the two learned
     missing: int = 0  # methods that were not run
 
 
@@ -116,27 +130,57 @@ def optimiser_columns(name: str) -> dict[str, list[str]]:
     }
 
 
-def columns(table: str, finished: Sequence[Cell]) -> list[Column]:
-    """Compare FedDA with the best other method in each column of a table of methods."""
-    results, made = runs(table, finished), []
+def columns(finished: Sequence[Cell]) -> list[Column]:
+    """Compare FedDA with the best other method in each column of the tables of methods.
+
+    Holm's correction is over all columns of all tables in which a method learned.
+    """
+    made = [column for table in METHOD_TABLES for column in _columns(table, finished)]
+    adjusted = holm([math.nan if each.difference is None else each.difference.p for each in made])
+    return [
+        column if column.difference is None else column._replace(p=p, finding=_finding(column, p))
+        for column, p in zip(made, adjusted, strict=True)
+    ]
+
+
+def _columns(table: str, finished: Sequence[Cell]) -> Iterator[Column]:
+    results = runs(table, finished)
     for optimiser, algorithms in optimiser_columns(table).items():
         fedda = f"fedda-{optimiser}"
         ours = results.get(fedda, [])
         others = [name for name in algorithms if name in results and name != fedda]
         ends = {name: mean(results[name]) for name in others}
         finite = [name for name, value in ends.items() if math.isfinite(value)]
+        column = Column(table, optimiser, ours)
         if not ours or not finite:
-            made.append(Column(optimiser=optimiser, ours=ours))
+            yield column
             continue
-        sign = 1 if ours[0].content["higher_is_better"] else -1
+        sign = _sign(ours)
         rival = max(finite, key=lambda name: sign * ends[name])
-        # A failed run is behind, also where lower is better.
-        failed = not math.isfinite(mean(ours))
-        place = -1 if failed else sign * order(ours, results[rival])
         missing = sum(name not in results for name in algorithms)
-        column = Column(optimiser=optimiser, ours=ours, rival=rival, theirs=results[rival])
-        made.append(column._replace(order=place, missing=missing))
-    return made
+        column = column._replace(rival=rival, theirs=results[rival], missing=missing)
+        learned = max(mean(ours), ends[rival]) >= THRESHOLDS.get(table, (-math.inf,))[0]
+        yield column._replace(difference=_better(ours, column.theirs)) if learned else column
+
+
+def _sign(seeds: Sequence[Cell]) -> int:
+    return 1 if seeds[0].content["higher_is_better"] else -1
+
+
+def _better(ours: Sequence[Cell], theirs: Sequence[Cell]) -> Difference:
+    """Return by how much the first method is better. One that failed is worse by infinity."""
+    found = margin(ours, theirs)
+    if _sign(ours) > 0 or math.isinf(found.mean):
+        return found
+    return Difference(-found.mean, -found.high, -found.low, found.p)
+
+
+def _finding(column: Column, p: float) -> Finding:
+    assert column.difference is not None
+    found = compared(column.ours, column.theirs, p)
+    if found in (Finding.AHEAD, Finding.BEHIND):
+        return Finding.AHEAD if column.difference.mean > 0 else Finding.BEHIND
+    return found
 
 
 # ------------------------------------------------------------------------------ single measures

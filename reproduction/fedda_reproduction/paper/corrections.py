@@ -27,4 +27,5 @@ def _lacks(cell: Cell, correction: dict[str, Any]) -> bool:
     values = cell.config.flat()
     same = all(values.get(name) == value for name, value in correction["settings"].items())
     full_batches = cell.config.stabilise > 0 or not correction.get("full_batches", False)
-    return same and full_batches and cell.content["date"] < correction["since"]
+    before = "since" in correction and cell.content["date"] < correction["since"]
+    return same and full_batches and (before or cell.version < correction.get("version", 1))

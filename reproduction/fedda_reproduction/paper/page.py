@@ -1,21 +1,20 @@
-"""The page of a results folder, `README.md`. The text is written by hand, numbers are filled in.
+"""The pages of a results folder. Text is written by hand, numbers and tables are filled in.
 
-A place is a pair of comments, `<!-- table: NAME -->...<!-- end -->` or `<!-- number: NAME -->...`.
-`fedda reproduce --write` replaces the text between them. Names of tables are those of
-experiments (`table2`), of claims (`F5`) and of `Filler.tables`. A number is one of
+The pages are `README.md`, and `tables/*.md` with a page for each table. A place is a pair of
+comments, `<!-- table: NAME -->...<!-- end -->` or `<!-- number: NAME -->...`. `fedda reproduce
+--write` replaces the text between them. Names of tables are those of experiments (`table2`), of
+claims (`F5`) and of `Filler.tables`. A number is one of
 
-- `runs`: how many runs are finished;
+- `runs`: how many runs are finished, and `runs uncommitted`: how many of them are of such code;
 - `F5 CIFAR-100`: a number of the check of a claim;
 - `table2/FedAvg`: the mean over seeds of a run, by the name of its experiment and its label;
 - `table2/FedOpt, SGDM - table2/FedDA, SGDM`: how many points higher the first ends than the second,
-  over shared seeds.
-
-Verdicts are written by hand, in a table whose lines begin with `| F5 |` and have the verdict in the
-third column. They are compared with the computed ones but not replaced, because the text about them
-must change too.
+  with the interval of Welch's test.
 """
 
+import math
 import re
+from functools import partial
 from pathlib import Path
 
 from fedda.errors import InputError
@@ -25,7 +24,6 @@ from fedda_reproduction.paper.cells import Cell
 from fedda_reproduction.paper.experiments import experiments
 
 PLACE = re.compile(r"<!-- (table|number): (.*?) -->.*?<!-- end -->", re.DOTALL)
-VERDICT = re.compile(r"^\| (F\d+) \|[^|]*\| ([a-z ]+) \|", re.MULTILINE)
 
 
 class Filler:
@@ -43,27 +41,35 @@ class Filler:
         self.checks = verdicts.checks(self.finished, **beside)
         self.tables: dict[str, tables.Rows] = {
             **{name: check.table for name, check in self.checks.items()},
+            "claims": [
+                {"claim": line.name, "the paper says": line.claim}
+                | {"verdict": line.verdict, "what we found": line.found}
+                for line in verdicts.lines(self.checks)
+            ],
             "columns": tables.fedda_columns(self.finished),
+            "server-rates": tables.server_rates(self.finished),
+            "grids": tables.grids(folder, "cifar100"),
             "tuned": verdicts.tuned_margins(self.finished),
             "tuning": tables.tuning(folder),
             "sources": tables.sources(self.finished),
             "corrections": tables.corrections_of(self.finished),
         }
 
-    def page(self) -> str:
-        """Return the page of the folder, or a plain one if it has none, with its places filled.
+    def pages(self) -> dict[Path, str]:
+        """Return the pages of the folder, or a plain one if it has none, with places filled.
 
         Raises:
-            InputError: There is a README.md without places, or with one of an unknown name.
+            InputError: No page has a place, or one has a place of an unknown name.
         """
-        path = self.folder / "README.md"
-        text = path.read_text(encoding="utf-8") if path.exists() else self._plain()
-        if not PLACE.search(text):
+        first = self.folder / "README.md"
+        paths = [*first.parent.glob(first.name), *sorted(self.folder.glob("tables/*.md"))]
+        texts = {path: path.read_text(encoding="utf-8") for path in paths} or {first: self._plain()}
+        if not any(map(PLACE.search, texts.values())):
             raise InputError(
-                f"{path} has no place to fill, such as <!-- table: table2 --><!-- end -->: it was "
+                f"{first} has no place to fill, such as <!-- table: table2 --><!-- end -->: it was "
                 "not made for this command. Move it away, or give another --results."
             )
-        return PLACE.sub(self._fill, text)
+        return {path: PLACE.sub(partial(self._fill, path), text) for path, text in texts.items()}
 
     def _plain(self) -> str:
         parts = ["# Results", "<!-- table: sources --><!-- end -->"]
@@ -73,14 +79,12 @@ class Filler:
                 parts += [f"<!-- table: {name} --><!-- end -->"]
         return "\n\n".join(parts) + "\n"
 
-    def _fill(self, place: re.Match[str]) -> str:
+    def _fill(self, path: Path, place: re.Match[str]) -> str:
         kind, name = place.groups()
         try:
             content = self._table(name) if kind == "table" else self.number(name)
         except (KeyError, ValueError):
-            raise InputError(
-                f"{self.folder / 'README.md'} asks for the {kind} {name!r}, which is not known."
-            ) from None
+            raise InputError(f"{path} asks for the {kind} {name!r}, which is not known.") from None
         return f"<!-- {kind}: {name} -->{content}<!-- end -->"
 
     def _table(self, name: str) -> str:
@@ -91,33 +95,25 @@ class Filler:
     def number(self, name: str) -> str:
         if name == "runs":
             return str(len(self.finished))
+        if name == "runs uncommitted":
+            return str(sum(cell.uncommitted for cell in self.finished))
         if "/" not in name:
             claim, _, number = name.partition(" ")
             return self.checks[claim].numbers[number]
         runs = [self._runs(run) for run in name.split(" - ")]
         if len(runs) == 1:
             return f"{comparison.mean(runs[0]):.4f}"
-        ours, theirs = runs
-        mean, half = comparison.margin(ours, theirs)
-        return f"{100 * mean:.1f}" + ("" if half is None else f" ± {100 * half:.1f}")
+        mean, low, high, _ = comparison.margin(*runs)
+        return f"{100 * mean:.1f}" + ("" if math.isnan(low) else f" ± {50 * (high - low):.1f}")
 
     def _runs(self, name: str) -> list[Cell]:
         experiment, _, label = name.partition("/")
         return comparison.runs(experiment, self.finished, lambda entry: entry.label)[label]
 
-    def outdated(self, text: str) -> list[str]:
-        """Return a message for each verdict on the page that differs from the computed one."""
-        return [
-            f"README.md says that {name} is {word}, and the numbers say {self.checks[name].verdict}"
-            ": write its verdict and what was found again."
-            for name, word in VERDICT.findall(text)
-            if name in self.checks and word != self.checks[name].verdict
-        ]
 
-
-def write(folder: Path) -> list[str]:
-    """Fill the page of a results folder. Return a message for each outdated verdict."""
-    filler = Filler(folder)
-    text = filler.page()
-    write_whole(folder / "README.md", text)
-    return filler.outdated(text)
+def write(folder: Path) -> list[Path]:
+    """Fill the pages of a results folder. Return their paths."""
+    pages = Filler(folder).pages()
+    for path, text in pages.items():
+        write_whole(path, text)
+    return list(pages)

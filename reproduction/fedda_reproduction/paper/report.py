@@ -1,4 +1,4 @@
-"""The page of a results folder as one web page, with plots of the finished runs."""
+"""The pages of a results folder as web pages, with plots of the finished runs."""
 
 import math
 import re
@@ -25,37 +25,45 @@ Values = dict[float, list[float]]  # of several seeds, by the horizontal axis
 
 
 def write(folder: Path, directory: Path) -> list[Path]:
-    """Write `results.html`, and its figures as PNG.
+    """Write `results.html`, a page for each of `tables/*.md`, and their figures as PNG.
 
-    The page is `README.md` of the folder with its places filled. A figure replaces each comment
+    A page is that of the folder with its places filled. A figure replaces each comment
     `<!-- figure: NAME -->`, if the experiment has something to draw.
 
     Returns:
-        The paths of the files, the page first.
+        The paths of the files, `results.html` first.
     """
     filler = Filler(folder)
-    title, _, text = filler.page().removeprefix("# ").partition("\n")
-    files, parts = list[Path](), []
+    files, written = list[Path](), list[Path]()
     directory.mkdir(parents=True, exist_ok=True)
-    # Texts stand between the names of figures.
-    for number, part in enumerate(re.split(r"<!-- figure: (.*?) -->", text)):
-        rows = draw(part, filler.finished) if number % 2 else {}
-        for name, panels in rows.items():
-            files += figures.draw(panels, directory, name)
-        parts.append({"html": "" if number % 2 else _html(part), "rows": rows.values()})
-    page = html.render(
-        "results.html",
-        package=__package__,
-        title=title,
-        parts=parts,
-    )
-    write_whole(directory / "results.html", page)
-    return [directory / "results.html", *files]
+    for source, page in filler.pages().items():
+        title, _, text = page.removeprefix("# ").partition("\n")
+        parts = []
+        # Texts stand between the names of figures.
+        for number, part in enumerate(re.split(r"<!-- figure: (.*?) -->", text)):
+            rows = draw(part, filler.finished) if number % 2 else {}
+            for name, panels in rows.items():
+                files += figures.draw(panels, directory, name)
+            parts.append({"html": "" if number % 2 else _html(part), "rows": rows.values()})
+        target = directory / _renamed(source.relative_to(folder).as_posix())
+        target.parent.mkdir(exist_ok=True)
+        content = html.render("results.html", package=__package__, title=title, parts=parts)
+        write_whole(target, content)
+        written.append(target)
+    return written + files
+
+
+def _renamed(path: str) -> str:
+    """Return the path of a web page by that of its text: `README.md` is `results.html`."""
+    return re.sub(r"README\.md", "results.html", path).replace(".md", ".html")
 
 
 def _html(markdown: str) -> str:
     """Convert Markdown to HTML, with scrolling tables and headings that can be linked to."""
     text: str = MarkdownIt("commonmark").enable("table").render(re.sub("<!--.*?-->", "", markdown))
+    text = re.sub(
+        r'href="((?:\.\./|tables/)?[\w-]+\.md)', lambda match: f'href="{_renamed(match[1])}', text
+    )
     text = re.sub("(<table>.*?</table>)", r"<div class='scroll'>\1</div>", text, flags=re.DOTALL)
 
     def heading(match: re.Match[str]) -> str:

@@ -12,6 +12,7 @@ from fedda.reports.statistics import Interval, interval
 from fedda.reports.tables import markdown_table
 from fedda.storage.files import read_json
 from fedda.tasks.config import Config
+from fedda_reproduction.inference import Difference, Finding, holm
 from fedda_reproduction.paper import cells, comparison, corrections
 from fedda_reproduction.paper.cells import Cell
 from fedda_reproduction.paper.experiments import METHOD_TABLES, Experiment, experiments
@@ -20,7 +21,20 @@ from fedda_reproduction.paper.methods import OPTIMISER_NAMES, TASKS, label, orde
 Rows = Sequence[Mapping[str, str]]  # a table: text by column
 
 NUMBER = re.compile(r"[-+\d]|not finite")  # how the cells of a column of numbers begin
-PLACES = {1: "▲ ahead", 0: "= tied", -1: "▼ behind", None: "-"}
+PLACES = {
+    Finding.AHEAD: "▲ ahead",
+    Finding.EQUIVALENT: "= equivalent",
+    Finding.UNDECIDED: "? undecided",
+    Finding.BEHIND: "▼ behind",
+    None: "-",
+}
+# Where data are from, if the cells name no more than the format of the files.
+FEMNIST = (
+    "396 writers of LEAF's FEMNIST, with LEAF's split, in the layout of TensorFlow Federated's files: "
+    "not the 3,400 writers of the paper."
+)
+ORIGINS = {"emnist": FEMNIST, "emnist-autoencoder": FEMNIST}
+UNCOMMITTED = " °"  # the mark of results of uncommitted code
 TUNING = {
     "algorithm": str,
     "best": ({"train_loss": float, "at_the_end": [str]}, None),
@@ -74,7 +88,7 @@ def rows(
                     "elsewhere": text(entry.elsewhere),
                     "ours": _over_seeds([cell.mean(at) for cell in seeds]),
                     "last": _over_seeds([cell.final(at) for cell in seeds]),
-                    "seeds": str(len(seeds) or "-"),
+                    "seeds": f"{len(seeds)}{_uncommitted(seeds)}" if seeds else "-",
                     "not finite": str(sum(failures)) if seeds else "-",
                     "precision": seeds[0].config.precision if seeds else "-",
                     "settings": settings(config),
@@ -82,6 +96,10 @@ def rows(
             )
     empty = [name for name in ("paper", "elsewhere") if {row[name] for row in made} == {"-"}]
     return [{name: row[name] for name in row if name not in empty} for row in made]
+
+
+def _uncommitted(seeds: Iterable[Cell]) -> str:
+    return UNCOMMITTED if any(cell.uncommitted for cell in seeds) else ""
 
 
 def _over_seeds(values: Sequence[float | None]) -> str:
@@ -130,28 +148,78 @@ def section(experiment: Experiment, finished: Sequence[Cell]) -> str:
 def fedda_columns(finished: Sequence[Cell]) -> Rows:
     """Compare FedDA with the best other method in every column of the paper's tables of methods."""
     made = []
-    for table in METHOD_TABLES:
+    for column in comparison.columns(finished):
+        if not column.ours:
+            continue
+        table, fedda, found = column.table, f"fedda-{column.optimiser}", column.difference
         printed = {entry.algorithm: entry.paper or 0.0 for entry in experiments()[table].entries}
-        for column in comparison.columns(table, finished):
-            if not column.ours:
-                continue
-            fedda, rival = f"fedda-{column.optimiser}", column.rival
-            others = comparison.optimiser_columns(table)[column.optimiser]
-            best = max if column.ours[0].content["higher_is_better"] else min
-            theirs = best((name for name in others if name != fedda), key=printed.__getitem__)
-            made.append(
-                {
-                    "table": experiments()[table].title.partition(",")[0],
-                    "FedDA": OPTIMISER_NAMES[column.optimiser],
-                    "paper": text(printed[fedda]),
-                    "ours": _result(column.ours),
-                    "it is": PLACES[column.order],
-                    "best other, ours": f"{_method(rival)} {_result(column.theirs)}".strip(),
-                    "best other, paper": f"{_method(theirs)} {text(printed[theirs])}",
-                    "seeds": str(len(column.ours)),
-                }
-            )
+        others = comparison.optimiser_columns(table)[column.optimiser]
+        best = max if column.ours[0].content["higher_is_better"] else min
+        theirs = best((name for name in others if name != fedda), key=printed.__getitem__)
+        made.append(
+            {
+                "table": experiments()[table].title.partition(",")[0],
+                "FedDA": OPTIMISER_NAMES[column.optimiser],
+                "ours": _result(column.ours),
+                "best other, ours": f"{_method(column.rival)} {_result(column.theirs)}".strip(),
+                "better by, 95 %": "-" if found is None else better(found),
+                "p": "-" if found is None or math.isnan(found.p) else f"{found.p:.2g}",
+                "p, Holm": "-" if math.isnan(column.p) else f"{column.p:.2g}",
+                "it is": PLACES[column.finding],
+                "paper": text(printed[fedda]),
+                "best other, paper": f"{_method(theirs)} {text(printed[theirs])}",
+                "seeds": f"{len(column.ours)}, {len(column.theirs)}",
+            }
+        )
     return made
+
+
+def server_rates(finished: Sequence[Cell]) -> Rows:
+    """Compare FedDA with FedOpt on Stack Exchange at equal server rates, and each at its best.
+
+    Holm's correction is over these comparisons.
+    """
+    runs = comparison.runs("table5-rates", finished, lambda entry: entry.label)
+    made: list[dict[str, str]] = []
+    p_values: list[float] = []
+
+    def compare(rate: str, ours: str, theirs: str) -> None:
+        if min(len(runs.get(ours, [])), len(runs.get(theirs, []))) == 0:
+            return
+        found = comparison.margin(runs[ours], runs[theirs])
+        p_values.append(found.p)
+        made.append(
+            {
+                "server_lr": rate,
+                "FedDA": f"{ours.removeprefix('FedDA, ')}: {_result(runs[ours])}",
+                "FedOpt": f"{theirs.removeprefix('FedOpt, ')}: {_result(runs[theirs])}",
+                "FedDA better by, 95 %": better(found),
+                "seeds": f"{len(runs[ours])}, {len(runs[theirs])}",
+            }
+        )
+
+    for optimiser in ("Adam", "AdaGrad"):
+        fedda, fedopt = (
+            [name for name in runs if name.startswith(f"{method}, {optimiser},")]
+            for method in ("FedDA", "FedOpt")
+        )
+        for ours in fedda:
+            rate = ours.rpartition(" ")[2]
+            for theirs in fedopt:
+                if f"server_lr {rate}" in theirs.split(", "):
+                    compare(rate, ours, theirs)
+        if fedda and fedopt:
+            best = [max(names, key=lambda n: comparison.mean(runs[n])) for names in (fedda, fedopt)]
+            compare("each at its best", *best)
+    for row, p in zip(made, holm(p_values), strict=True):
+        row["p, Holm"] = "-" if math.isnan(p) else f"{p:.2g}"
+    return made
+
+
+def better(found: Difference) -> str:
+    """Format a difference and its interval, if it has one."""
+    interval = "" if math.isnan(found.low) else f" [{found.low:+.4f}, {found.high:+.4f}]"
+    return f"{found.mean:+.4f}{interval}"
 
 
 def _method(algorithm: str | None) -> str:
@@ -193,6 +261,23 @@ def tuning(folder: Path) -> Rows:
     return made
 
 
+def grids(folder: Path, task: str) -> Rows:
+    """Return how many values of each setting a method was tuned over, and which end was chosen."""
+    made = []
+    for path in sorted(folder.glob(f"tuning/{task}/*.json")):
+        content = read_json(path, TUNING | {"grid": {...: [float]}})
+        grid, best = content["grid"], (content["best"] or {"hyper": {}})["hyper"]
+        ends = [n for n in grid if len(grid[n]) > 1 and best.get(n) in (min(grid[n]), max(grid[n]))]
+        made.append(
+            {
+                "method": label(content["algorithm"]),
+                "values": ", ".join(f"{name} {len(values)}" for name, values in grid.items()),
+                "chosen at an end of": ", ".join(ends) or "-",
+            }
+        )
+    return made
+
+
 def corrections_of(finished: Sequence[Cell]) -> Rows:
     """Return the corrections that are missing in some of these runs."""
     names = ("runs", "defect")
@@ -213,7 +298,9 @@ def sources(finished: Sequence[Cell]) -> Rows:
             "finished": f"{min(c['date'] for c in contents):.10} to "
             f"{max(c['date'] for c in contents):.10}",
             "device": _each(content["device"] for content in contents),
-            "data": _each(content["data"].get("words", "-") for content in contents),
+            "data": ORIGINS.get(
+                task, max(contents, key=lambda c: c["date"])["data"].get("words", "-")
+            ),
         }
         for task, contents in sorted(by_task.items())
     ]

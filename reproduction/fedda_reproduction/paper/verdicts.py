@@ -2,32 +2,30 @@
 
 F1 to F4 and F13 are about mathematics: `fedda theory` measures them and writes `theory.json`. The
 times of F14 are from `fedda bench`, because the seconds of cells depend on other programs of the
-machine. Everything else is computed from the cells. The text about the verdicts is written by hand
-in the `README.md` of the results.
+machine. Everything else is computed from the cells. `lines` says each claim and what was found in
+one line.
 """
 
 import enum
 import itertools
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import bdtrc
 
 from fedda.errors import InputError
 from fedda.storage.files import read_json
 from fedda.storage.schema import NUMBER_OR_NULL
+from fedda_reproduction.inference import LEVEL, Finding, holm
 from fedda_reproduction.paper import comparison
 from fedda_reproduction.paper.cells import Cell
+from fedda_reproduction.paper.comparison import THRESHOLDS
 from fedda_reproduction.paper.experiments import FEDDA, TUNED, Entry, experiments
 from fedda_reproduction.paper.methods import OPTIMISER_NAMES, TASKS, label
 
-# The values that runs must reach (F5), because the paper's "turning points" are not defined.
-THRESHOLDS = {
-    "table2": (0.30, 0.35, 0.40, 0.45),
-    "table3": (0.75, 0.80, 0.82, 0.84),
-    "table5": (0.2, 0.4, 0.6),
-}
 PAPER_FASTER = {"table2": 0.343, "table3": 0.226, "table5": 0.754}  # fewer rounds, it says
 LOCAL_ITERATIONS = (1, 2, 5, 10, 20)
 RATES = tuple(f"table{number}" for number in range(6, 12))
@@ -43,7 +41,17 @@ class Verdict(enum.StrEnum):
     CONFIRMED = "confirmed"
     PARTLY = "partly confirmed"
     NOT = "not confirmed"
-    OPEN = "open"
+    UNDECIDED = "undecided"
+
+
+class Line(NamedTuple):
+    """A claim in one line."""
+
+    name: str  # F1 to F14
+    claim: str
+    verdict: Verdict
+    found: str  # with its numbers
+    numbers: Mapping[str, str]
 
 
 class Check(NamedTuple):
@@ -71,19 +79,47 @@ def checks(finished: Sequence[Cell], theory: File = None, bench: File = None) ->
     }
 
 
+def lines(checks: Mapping[str, Check]) -> list[Line]:
+    """Return every claim with its verdict and what was found, from the result of `checks`."""
+    texts = tomllib.loads(Path(__file__).with_name("claims.toml").read_text(encoding="utf-8"))
+    return [
+        Line(
+            name,
+            texts[name]["claim"],
+            check.verdict,
+            texts[name]["found"].format(**check.numbers) if check.numbers else "Not measured yet.",
+            check.numbers,
+        )
+        for name, check in checks.items()
+    ]
+
+
 def decided(cases: Sequence[bool], needed: int) -> Verdict:
     """Return the verdict on a claim from whether it is true in each case; `needed` is all cases."""
     if not all(cases):
         return Verdict.PARTLY if any(cases) else Verdict.NOT
-    return Verdict.CONFIRMED if len(cases) >= needed else Verdict.OPEN
+    return Verdict.CONFIRMED if len(cases) >= needed else Verdict.UNDECIDED
+
+
+def judged(findings: Sequence[Finding | None], whole: bool) -> Verdict:
+    """Return the verdict on whether FedDA is ahead; `whole` is whether all cases were run.
+
+    Cases that are not decided contradict nothing, but confirm nothing either.
+    """
+    against = Finding.BEHIND in findings or Finding.EQUIVALENT in findings
+    if Finding.AHEAD not in findings:
+        return Verdict.NOT if against else Verdict.UNDECIDED
+    if against or any(each != Finding.AHEAD for each in findings):
+        return Verdict.PARTLY
+    return Verdict.CONFIRMED if whole else Verdict.UNDECIDED
 
 
 def _gain(ours: Sequence[Cell], theirs: Sequence[Cell]) -> str:
-    """Format how much higher one method ends than another, over shared seeds."""
-    if not comparison.pairs(ours, theirs):
+    """Format how much higher one method ends than another, with the interval of Welch's test."""
+    if not ours or not theirs:
         return "-"
-    mean, half = comparison.margin(ours, theirs)
-    return f"{mean:+.2g}" + ("" if half is None else f" ± {half:.2g}")
+    mean, low, high, _ = comparison.margin(ours, theirs)
+    return f"{mean:+.2g}" + ("" if np.isnan(low) else f" ± {(high - low) / 2:.2g}")
 
 
 def _percent(share: float, digits: int = 1) -> str:
@@ -109,13 +145,30 @@ def read_beside(folder: Path) -> dict[str, Any]:
 
 
 def _theory(name: str, theory: File) -> Check:
-    """A claim of several parts is confirmed if all of them are."""
-    claims = (theory or {"claims": []})["claims"]
-    parts = {claim["verdict"] for claim in claims if claim["key"].split()[:1] == [name]}
-    if not parts:
-        return Check(Verdict.OPEN)
+    verdict = {claim["key"]: claim["verdict"] for claim in (theory or {"claims": []})["claims"]}
+    if theory is None or name not in verdict:
+        return Check(Verdict.UNDECIDED)
     whole = {"holds": Verdict.CONFIRMED, "does not hold": Verdict.NOT}
-    return Check(whole.get(parts.pop(), Verdict.PARTLY) if len(parts) == 1 else Verdict.PARTLY)
+    return Check(whole.get(verdict[name], Verdict.PARTLY), _theory_numbers(name, theory))
+
+
+def _theory_numbers(name: str, record: Mapping[str, Any]) -> dict[str, str]:
+    from fedda_reproduction.theory import page, verdicts
+
+    n, growth = verdicts.numbers(dict(record)), record["growth"][0]
+    nearer = verdicts.average(n["usual"], verdicts.NEARER[10])[0]
+    return {
+        "F1": {"apart": f"{max(n['f1'].values()):.1e}", "rounds": str(record["plan"]["rounds"])},
+        "F2": {"apart": f"{n['f2']:.1e}"},
+        "F3": {"nearer": page.percent(nearer)},
+        "F4": {
+            "printed": f"{growth['printed']:.3g}",
+            "corrected": f"{growth['corrected']:.3f}",
+            "local": f"{growth['local, equation'][0]:.3f}",
+            "decoupled": f"{growth['decoupled, equation'][0]:.3f}",
+        },
+        "F13": {"near": page.percent(max(row["near"] for row in n["longer"]))},
+    }[name]
 
 
 def _cost(finished: Sequence[Cell], bench: File) -> Check:
@@ -129,7 +182,7 @@ def _cost(finished: Sequence[Cell], bench: File) -> Check:
     times = {name: model.get("fedda_to_fedavg") for name, model in timed.items()}
     times = {name: ratio for name, ratio in times.items() if ratio is not None}
     if not (sent and times):
-        return Check(Verdict.OPEN)
+        return Check(Verdict.UNDECIDED)
     lowest, highest = min(times.values()), max(times.values())
     little = highest <= LITTLE_TIME and round(max(sent), 1) == 2
     models = " or ".join(f"{number:g}" for number in sorted(sent))
@@ -163,11 +216,12 @@ def _faster(finished: Sequence[Cell]) -> Check:
         row[f"to {comparison.ARRIVED} of its own end"] = _percent(to_own_end)
         row["pairs"] = str(len(every))
         table.append(row)
-    verdict = decided(won, len(THRESHOLDS))
-    if verdict == Verdict.NOT and max(shares.values()) > 0:
-        verdict = Verdict.PARTLY
+    if len(table) < len(THRESHOLDS):
+        return Check(verdict=decided(won, len(THRESHOLDS)), table=table)
     numbers = {task: _percent(share) for task, share in shares.items()}
-    return Check(verdict=verdict, numbers=numbers, table=table)
+    own = [row[f"to {comparison.ARRIVED} of its own end"] for row in table]
+    numbers["ends"] = f"{', '.join(own[:-1])} and {own[-1]}"
+    return Check(verdict=decided(won, len(THRESHOLDS)), numbers=numbers, table=table)
 
 
 def _race(
@@ -191,21 +245,21 @@ def _race(
 
 
 def _best(finished: Sequence[Cell], *names: str) -> Check:
-    columns = [column for name in names for column in comparison.columns(name, finished)]
-    orders = [column.order for column in columns]
-    counts = {"ahead": orders.count(1), "tied": orders.count(0), "behind": orders.count(-1)}
-    whole = None not in orders and not any(column.missing for column in columns)
-    if counts["ahead"]:
-        every = Verdict.CONFIRMED if whole else Verdict.OPEN
-        verdict = Verdict.PARTLY if counts["tied"] or counts["behind"] else every
-    else:
-        verdict = Verdict.NOT if counts["behind"] else Verdict.OPEN
-    return Check(verdict=verdict, numbers={name: str(counts[name]) for name in counts})
+    columns = [column for column in comparison.columns(finished) if column.table in names]
+    findings = [column.finding for column in columns]
+    counts = {finding.value: str(findings.count(finding)) for finding in Finding}
+    whole = None not in findings and not any(column.missing for column in columns)
+    numbers = counts | {"columns": str(len(columns)), "none": str(findings.count(None))}
+    return Check(verdict=judged(findings, whole), numbers=numbers)
 
 
 def tuned_margins(finished: Sequence[Cell]) -> list[dict[str, str]]:
-    """Return FedDA's margins to the best other method, with all methods tuned by the same rule."""
-    table = []
+    """Return FedDA's margins to the best other method, with all methods tuned by the same rule.
+
+    A star marks those that are significant after Holm's correction over this table.
+    """
+    table: list[dict[str, str]] = []
+    tested: list[tuple[dict[str, str], str, float]] = []
     for task, name in TUNED.items():
         tuned, full = (comparison.runs(table, finished) for table in (name, f"recommended-{task}"))
         kinds = {"none": (tuned, tuned), "FedDA": (full, tuned), "all methods": (full, full)}
@@ -217,7 +271,12 @@ def tuned_margins(finished: Sequence[Cell]) -> list[dict[str, str]]:
             row = {"task": TASKS[task], "with full-batch rounds": kind, "best other": best}
             for name in FEDDA:
                 row[label(name)] = _gain(ours.get(name, []), theirs[other])
+                if name in ours:
+                    p = comparison.margin(ours[name], theirs[other]).p
+                    tested.append((row, label(name), p))
             table.append(row)
+    for (row, column, _), p in zip(tested, holm([p for _, _, p in tested]), strict=True):
+        row[column] += "*" if p < LEVEL else ""
     return table
 
 
@@ -270,17 +329,21 @@ def _sensitivity(finished: Sequence[Cell]) -> Check:
         agree, pairs = comparison.same_order([entry.paper or 0.0 for entry in entries], ours)
         agreed, ordered = agreed + agree, ordered + pairs
         table.append({"table": name, "task": TASKS[task], "same order": f"{agree} of {pairs}"})
-    share = agreed / ordered if ordered else 0.0
-    verdict = Verdict.NOT if share <= 0.6 else Verdict.PARTLY
-    if not ordered or share >= 0.9:
-        verdict = Verdict.CONFIRMED if len(table) == 2 * len(RATES) else Verdict.OPEN
-    numbers = {"agreeing": f"{agreed} of {ordered}"}
+    # The probability of so many pairs or more, if the order were random and pairs were independent.
+    chance = float(bdtrc(agreed - 1, ordered, 0.5)) if agreed else 1.0
+    verdict = Verdict.PARTLY if chance < LEVEL else Verdict.UNDECIDED
+    if ordered and agreed <= ordered / 2:
+        verdict = Verdict.NOT
+    elif ordered and agreed >= 0.9 * ordered and len(table) == 2 * len(RATES):
+        verdict = Verdict.CONFIRMED
+    numbers = {"agreeing": f"{agreed} of {ordered}", "chance": f"{chance:.2f}"}
     return Check(verdict=verdict, numbers=numbers, table=table)
 
 
 def _full_batches(finished: Sequence[Cell]) -> Check:
     """Compare the spread of the metric over the last rounds, with and without full batches."""
-    table, calmer, higher = [], [], []
+    table, calmer = [], []
+    ends: list[tuple[Sequence[Cell], Sequence[Cell]]] = []
     runs = comparison.runs("stabilise", finished, _by("stabilise"))
     compared = [
         (task, name, 0.05, *(runs.get((task, name, share), []) for share in (0.05, 0.0)))
@@ -297,7 +360,7 @@ def _full_batches(finished: Sequence[Cell]) -> Check:
             comparison.late_spread(seeds, last) for seeds in zip(*pairs, strict=True)
         )
         calmer.append(spread < without)
-        higher.append(comparison.order(ours, theirs) == 1)
+        ends.append((ours, theirs))
         table.append(
             {
                 "task": f"{TASKS[task]}, {'tuned' if share == 0.1 else 'published'} rates",
@@ -308,14 +371,20 @@ def _full_batches(finished: Sequence[Cell]) -> Check:
                 "gain": _gain(ours, theirs),
             }
         )
+    p_values = holm([comparison.margin(*pair).p for pair in ends])
+    higher = [
+        comparison.compared(*pair, p) == Finding.AHEAD
+        for pair, p in zip(ends, p_values, strict=True)
+    ]
     numbers = {"calmer": _count(calmer), "higher": _count(higher)}
     return Check(verdict=decided(calmer, 15), numbers=numbers, table=table)
 
 
 def _momentum(finished: Sequence[Cell]) -> Check:
-    """Compare FedDA's momentum with none and with local momentum, over shared seeds."""
+    """Compare FedDA's momentum with none and with local momentum."""
     runs = comparison.runs("ablation", finished, lambda entry: entry.label)
-    table, helped = [], []
+    table: list[dict[str, str]] = []
+    helped: list[Finding | None] = []
     for task, algorithm in itertools.product(("emnist", "cifar100"), FEDDA):
         usual = f"{TASKS[task]}, {label(algorithm)}"
         local = f"{TASKS[task]}, {label('mfl-sgdm')}, damped" if algorithm == FEDDA[0] else ""
@@ -325,11 +394,11 @@ def _momentum(finished: Sequence[Cell]) -> Check:
             theirs = runs.get(other, [])
             row[f"gain over {kind}"] = gain = _gain(ours, theirs)
             if gain != "-" and kind != "restarted":
-                helped.append(comparison.order(ours, theirs) == 1)
+                helped.append(comparison.compared(ours, theirs))
         if {*row.values()} != {usual, "-"}:
             table.append(row)
-    numbers = {"ahead": _count(helped)}
-    return Check(verdict=decided(helped, 8), numbers=numbers, table=table)
+    numbers = {"ahead": _count([each == Finding.AHEAD for each in helped])}
+    return Check(verdict=judged(helped, len(helped) >= 8), numbers=numbers, table=table)
 
 
 def _count(cases: Sequence[bool]) -> str:

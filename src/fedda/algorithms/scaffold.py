@@ -150,6 +150,13 @@ def make(control: Control = "II", weighting: Weighting = "examples") -> Algorith
 
 variants = {
     "scaffold": Variant(
-        make, "SCAFFOLD", "Karimireddy et al. 2020", "control variates", down=2, up=2, unbiased=True
+        make,
+        "SCAFFOLD",
+        "Karimireddy et al. 2020",
+        "control variates",
+        down=2,
+        up=2,
+        unbiased=True,
+        version=2,  # control variates are weighted as the updates are
     )
 }
