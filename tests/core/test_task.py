@@ -66,6 +66,20 @@ def test_a_client_draws_the_same_batches_alone_as_in_any_federation(plan):
         np.testing.assert_array_equal(keys, other_keys)
 
 
+@pytest.mark.parametrize("plan", [Plan(4, 3), Plan(4, 3, "epochs"), Plan(8, 1, "epochs")], ids=str)
+def test_a_gpu_draws_the_same_batches_before_the_first_step(monkeypatch, plan):
+    def of(backend):
+        monkeypatch.setattr(jax, "default_backend", lambda: backend)
+        return drawn(Task(MODEL, squared_error, plan), shard(5, 7), random.key(3))
+
+    jax.tree.map(np.testing.assert_array_equal, of("gpu"), of("cpu"))
+    batches = Task(MODEL, squared_error, plan).batches
+    for backend, loops in (("gpu", 0), ("cpu", 1)):
+        monkeypatch.setattr(jax, "default_backend", lambda backend=backend: backend)
+        program = jax.make_jaxpr(lambda key: batches(shard(5, 7), key).at(0).rows)(random.key(3))
+        assert str(program).count("while") == loops
+
+
 # ---------------------------------------------------------------------------- cutting into batches
 
 

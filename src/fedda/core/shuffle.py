@@ -46,9 +46,13 @@ def shuffled_rows(key: Array, count: Array, epoch: Array | int, position: Array)
         pair = (pair ^ (pair >> 15)) * jnp.uint32(0x846CA68B)
         return jnp.where(pair >> 31 == 1, other, row)
 
-    # A CPU computes a loop three times as fast as its unrolled body; a GPU starts it step by step.
-    unroll = jax.default_backend() != "cpu"
-    row = lax.fori_loop(jnp.uint32(0), jnp.uint32(ROUNDS), swap, row, unroll=unroll)
+    if (
+        jax.default_backend() == "cpu"
+    ):  # which computes a loop three times as fast as its iterations
+        row = lax.fori_loop(jnp.uint32(0), jnp.uint32(ROUNDS), swap, row)
+    else:
+        for number in range(ROUNDS):
+            row = swap(jnp.uint32(number), row)
     return row.astype(position.dtype)
 
 

@@ -115,15 +115,24 @@ class Task(NamedTuple):
             used, room = amount * shard.count, amount * shard.max_count
         one_epoch, width = unit == "epochs" and amount == 1, min(size, room)
         count = jnp.maximum(shard.count, 1)
+        places = jnp.arange(width, dtype=count.dtype)
 
-        def at(step: Array) -> Batch:
-            slots = size * jnp.asarray(step, count.dtype) + jnp.arange(width, dtype=count.dtype)
+        def drawn(step: Array) -> tuple[Array, Array]:
+            slots = width * jnp.asarray(step, count.dtype) + places
             epoch, position = (0, slots) if one_epoch else (slots // count, slots % count)
             mask = slots < used
             rows = shuffled_rows(order_key, count, epoch, position)
             # Masked slots read the client's own first example. Without the barrier, XLA may compute
             # a row again for each number of an example.
-            rows = lax.optimization_barrier(jnp.where(mask, rows, 0))
+            return lax.optimization_barrier(jnp.where(mask, rows, 0)), mask
+
+        # A CPU draws a batch when it is read. A GPU draws all at once, because a step takes it as
+        # long as the start of some kernels.
+        at_once = jax.default_backend() != "cpu"
+        table = jax.vmap(drawn)(jnp.arange(-(-room // width))) if at_once else None
+
+        def at(step: Array) -> Batch:
+            rows, mask = drawn(step) if table is None else tree.take(table, step)
             return Batch(shard, rows[None], mask[None], key=random.fold_in(noise_key, step))
 
         same = shard.even or room <= size  # number of steps for all clients
