@@ -8,7 +8,7 @@ INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 # What pip says is shown if it fails.
 quietly = $(1) >$(VENV)/pip.log 2>&1 || { cat $(VENV)/pip.log >&2; exit 1; }
 
-.PHONY: demo study docs docs-serve test test-slow test-floor test-peers soak vectors audit dist torch lint format lock clean
+.PHONY: demo study docs docs-serve test test-slow test-floor test-newest test-peers soak vectors audit dist torch lint format lock clean
 
 demo: $(VENV)/ready  ## Seven algorithms on 100 clients with handwritten digits, a table and a report
 	$(BIN)/fedda compare $(DEMO)
@@ -28,7 +28,16 @@ test-floor:  ## The numerical tests with the oldest supported JAX, in an environ
 	.venv-floor/bin/pytest -n auto -m "not slow" -W default \
 	    tests/algorithms/test_oracles.py tests/algorithms/test_exactness.py \
 	    tests/algorithms/test_contract.py tests/models/test_models.py \
-	    tests/conformance/test_simulator.py
+	    tests/conformance/test_simulator.py tests/flower
+
+# As a user's pip chooses them, so this fails when a release breaks something.
+test-newest:  ## PyTorch modules and Flower with the newest releases of all that they need
+	$(PYTHON) -m venv --clear .venv-newest
+	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
+	    -e ".[flower,report,torch]" optax polars pytest pytest-xdist
+	.venv-newest/bin/pytest -n auto -m "not slow" -W default tests/flower tests/torch \
+	    tests/models/test_torch_modules.py tests/models/test_torch_errors.py \
+	    tests/models/test_torch_algorithms.py
 
 test-peers:  ## Equality with FedJAX and Flower, in an environment of its own
 	$(MAKE) VENV=.venv-peers LOCK=tests/peers/requirements.txt EXTRAS=flower .venv-peers/ready
@@ -109,4 +118,4 @@ RESOLVE = pyproject.toml --extra dev --extra report --extra flower --extra priva
     --no-header --quiet --upgrade
 
 clean:
-	rm -rf .venv .venv-floor .venv-lock .venv-dist .venv-peers .venv-audit build dist site
+	rm -rf .venv .venv-floor .venv-lock .venv-dist .venv-newest .venv-peers .venv-audit build dist site

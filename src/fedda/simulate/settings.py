@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any, Literal, NamedTuple, TypeGuard
 
-from jax.typing import ArrayLike
-
 from fedda.core.algorithm import Algorithm
 from fedda.core.task import ExampleWise, Plan
 from fedda.data.federation import Shards, from_clients, is_dataset
@@ -15,7 +13,8 @@ from fedda.errors import LARGEST, InputError, check_whole_number, is_finite, sho
 from fedda.models import Model
 from fedda.simulate.cohort import SAMPLERS
 
-Examples = tuple[ArrayLike, ArrayLike]
+# A pair of arrays or tensors (x, y), or a Dataset or DataLoader of PyTorch.
+Examples = Any
 Clients = Sequence[Examples] | Mapping[str, Examples] | Federation | Shards | Feed
 Test = Examples | Sequence[Examples]  # the second: one pair for each client
 
