@@ -443,3 +443,11 @@ def test_settings_that_came_to_no_round_may_be_set_right(tmp_path):
         serve(LocalGrid([]), settings("fedavg", deadline=0.2, directory=tmp_path))
     served = serve(grid(), settings("fedprox", directory=tmp_path))
     assert_same(served.state, simulated("fedprox").state)
+
+
+def test_a_client_keeps_its_programs_on_disk(tmp_path, monkeypatch):
+    """Flower starts a process for every message: the next one compiles nothing."""
+    monkeypatch.setenv("FEDDA_COMPILE_CACHE", str(tmp_path))
+    jax.clear_caches()
+    serve(grid(), settings(rounds=1))
+    assert [path.name for path in tmp_path.glob("*/jit__lambda*-cache")]

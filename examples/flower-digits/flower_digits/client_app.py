@@ -3,10 +3,7 @@
 from flwr.app import Context
 
 from fedda.flower import client_app
-from fedda.simulate.devices import start_up
 from flower_digits.problem import TASK, Examples, share
-
-start_up()  # a SuperNode starts a process for every message: what was compiled is kept on disk
 
 
 def data(context: Context) -> Examples:

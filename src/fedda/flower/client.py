@@ -28,6 +28,7 @@ from fedda.data.federation import Shards, from_clients
 from fedda.errors import InputError
 from fedda.flower.messages import CUSTOM, Order, pack, unpack
 from fedda.flower.state import log
+from fedda.simulate.devices import compile_cache
 
 Data = TypeVar("Data")
 MEMORY = "fedda.memory."  # followed by the serial number of the order with which it was saved
@@ -100,6 +101,7 @@ def build_app(
         return Message(introduce(context, 1, supported), reply_to=message)
 
     @app.train()
+    @compile_cache()  # Flower starts a process for every message
     def answer(message: Message, context: Context) -> Message:
         return Message(train(data(context), message.content, context), reply_to=message)
 
