@@ -54,13 +54,15 @@ print(said(lambda place: None))
 print(said(crash))
 print(said(crash, sandboxed=False))
 print(said(lambda place: time.sleep(9)))
+print(said(lambda place: time.sleep(9), sandboxed=False))
 print(said(lambda place: os.system("true")))
 print(said(lambda place: 1 / 0))
 print(said(lambda place: bytearray(10**10), sandboxed=False))
 """
 FOUND = """{'inputs': 5}
-{'inputs': 5, 'crashes in the sandbox': 5}
+{'inputs': 5, 'crashes contained': 5}
 it, input 0: exit code -6
+{'inputs': 5, 'hangs contained': 5}
 it, input 0: it hangs
 it, input 0: code of the file was run
 it, input 0: Traceback (most recent call last):

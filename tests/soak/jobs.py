@@ -96,7 +96,7 @@ class Directory(Job):
     """A run directory alone: rounds that take no time, so that most kills come while it writes."""
 
     WORDS = (["1"], ["4"])
-    ROUNDS = 60
+    ROUNDS = 600
 
     def start(self, place: Path, **environment: str) -> Process:
         def work() -> None:
