@@ -20,7 +20,8 @@ PAGES = {
     "benchmarks/README.md": "benchmarks.md",
     "conformance/README.md": "test_vectors.md",
     "reproduction/protocol.md": "protocol.md",
-    "reproduction/results/README.md": "results.md",
+    "reproduction/results/README.md": "paper.md",
+    "reproduction/results/study/README.md": "study.md",
     "reproduction/results/theory/README.md": "theory.md",
 }
 # What captions of blocks say to the tests, not to readers.
