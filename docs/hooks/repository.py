@@ -21,7 +21,8 @@ PAGES = {
     "conformance/README.md": "test_vectors.md",
     "conformance/audit/README.md": "audit.md",
     "reproduction/protocol.md": "protocol.md",
-    "reproduction/results/README.md": "results.md",
+    "reproduction/results/README.md": "paper.md",
+    "reproduction/results/study/README.md": "study.md",
     "reproduction/results/theory/README.md": "theory.md",
 }
 # What captions of blocks say to the tests, not to readers.

@@ -28,7 +28,8 @@ def study_command(
         int, typer.Option(min=1, help="Processes. Each takes a core and up to 1 GB.")
     ] = 1,
     write: Annotated[
-        bool, typer.Option("--write", help="Only write the pages and figures again.")
+        bool,
+        typer.Option("--write", help="Run nothing; write the pages and figures of the results."),
     ] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -40,15 +41,20 @@ def study_command(
     from fedda.simulate import devices
     from fedda_reproduction.study import study
 
-    devices.start_up()
     results = study.ROOT / "reproduction" / "results" / "study"
     chosen = folder or (Path("runs/study-small") if small else results)
-    if not write:
-        plan = study.SMALL if small else study.Plan()
-        with training(lambda: "What is finished was written. The same command continues."):
-            failed = study.run(
-                plan, chosen, seconds, (lambda line: None) if quiet else note, workers
-            )
-        say(f"Written to {chosen}")
-        if failed:
-            raise InputError("\n".join(failed))
+    if write:
+        from fedda_reproduction.study import page  # late: it loads what draws
+
+        if small:
+            raise InputError("--write is for the full form: leave out --small.")
+        note(*page.write(chosen))
+        say(f"Written to {chosen.parent / 'README.md'} and {chosen}")
+        return
+    devices.start_up()
+    plan = study.SMALL if small else study.Plan()
+    with training(lambda: "What is finished was written. The same command continues."):
+        failed = study.run(plan, chosen, seconds, (lambda line: None) if quiet else note, workers)
+    say(f"Written to {chosen}")
+    if failed:
+        raise InputError("\n".join(failed))

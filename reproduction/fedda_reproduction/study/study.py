@@ -320,6 +320,12 @@ def chosen(record: Mapping[str, Any], waves: int | None = None) -> Point:
         record: The record of a method.
         waves: How many waves to look at; all by default.
     """
+    point: Point = best(record, waves)[2]
+    return point
+
+
+def best(record: Mapping[str, Any], waves: int | None = None) -> tuple[float, float, Point]:
+    """Return the held-out metric, the negative loss and the chosen point, as `chosen` does."""
     rows = [
         (metric, -loss, point)
         for wave in record["waves"][:waves]
@@ -328,8 +334,7 @@ def chosen(record: Mapping[str, Any], waves: int | None = None) -> Point:
     ]
     if not rows:
         raise InputError("no point of the method is finite.")
-    point: Point = max(rows, key=lambda row: row[:2])[2]
-    return point
+    return max(rows, key=lambda row: row[:2])
 
 
 def version(method: Method) -> str:
