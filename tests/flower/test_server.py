@@ -138,7 +138,8 @@ def serve_fragile(is_liar):
         return [changed(reply, upload=ArrayRecord(arrays))]
 
     nodes = [client_app(TASK, lambda _, k=k: examples(k), FRAGILE) for k in range(len(SIZES))]
-    return serve(LocalGrid(nodes, spoil), settings(FRAGILE, most_norm_ratio=None))
+    free = settings(FRAGILE, most_norm_ratio=None, most_sum_ratio=None)
+    return serve(LocalGrid(nodes, spoil), free)
 
 
 def test_an_unusable_sum_never_happened():

@@ -60,6 +60,8 @@ class Comparison:
         """
         norm_ratio, ratio = self.settings.most_norm_ratio, self.settings.most_weight_ratio
         known = [*self.accepted, *sizes.values()]
+        if not known:
+            return {}
         means = _limits([size.means for size in known], norm_ratio)
         (rest,) = np.maximum(model_norm, _limits([[size.rest] for size in known], norm_ratio))
         counters = np.maximum(1.0, _limits([size.counters for size in known], ratio))
