@@ -11,8 +11,14 @@ from soak.kinds import KINDS
 
 HEAD = """# What the soak tried, and what failed
 
-Written by `make soak`. `counts` are the things that were disturbed in all tries of a kind, such as
-kills; `longest` is the longest try; `memory` is the most that a process of the kind had resident.
+Written by `make soak`, which adds a run to `results.json`. A try disturbs one thing or many, which
+`counts` adds up. It fails if a round is lost or doubled, a traceback is printed, a process takes
+more than a minute to end after a signal, code of a file is run, or the end differs from that of an
+undisturbed run. `longest` is the longest try, on a machine that may be busy. `memory` is the most
+that a process of the kind had resident.
+
+Files of data sets are read in a child process with limits. What crashes or hangs there is
+*contained*: an import ends with a message.
 """
 
 
