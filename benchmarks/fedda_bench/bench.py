@@ -24,6 +24,7 @@ from fedda.core.task import ExampleWise
 from fedda.core.tree import PyTree
 from fedda.data.federation import Shards, num_rows, take_rows
 from fedda.models import Model, with_precision
+from fedda.simulate.cohort import draw_cohort
 from fedda.simulate.devices import everywhere, mesh_for
 from fedda.simulate.train import LONGEST, host_work, segment, start
 
@@ -41,9 +42,10 @@ class Case(NamedTuple):
     clients: Shards
     loss: ExampleWise
     batch: int
-    steps: int  # local steps of each client
+    steps: int  # local steps of each client; with `sizes`, those of the floor
     cohort: int = 10
     rounds: int = LONGEST  # of one repetition, at most
+    sizes: str | None = None  # of unequal clients, which take one epoch; None: clients are equal
 
 
 class Program(NamedTuple):
@@ -57,8 +59,9 @@ class Program(NamedTuple):
 def federated(case: Case, algorithm: str) -> Program:
     """Return rounds of a federated algorithm, as `fedda run` does them."""
     settings: dict[str, Any] = {"rounds": case.rounds, "eval_every": case.rounds, "devices": None}
-    settings |= {"cohort": case.cohort, "batch": case.batch, "local_work": case.steps}
-    settings |= {"client_lr": RATE}
+    settings |= {"cohort": case.cohort, "batch": case.batch, "client_lr": RATE}
+    work = {"local_work": case.steps} if case.sizes is None else {"local_unit": "epochs"}
+    settings |= {"local_work": 1} | work
     setup, hyper = api.prepare(algorithm, case.model, case.clients, case.loss, **settings)
     hp = api.traced(hyper, case.model)
     initial = (hp, random.key(0), start(setup, hp, [0]))
@@ -160,16 +163,20 @@ def measure(case: Case, repetitions: int, peak: float) -> dict[str, Any]:
         for name, program in programs.items():
             times[name].append(program.seconds(rounds[name]) / rounds[name])
     devices = 1 if mesh is None else mesh.size
-    examples, operations = case.cohort * case.batch * case.steps, flops(case)
+    floor_examples, operations = case.cohort * case.batch * case.steps, flops(case)
+    examples = {name: examples_of(case, rounds[name]) for name in ALGORITHMS}
+    examples["floor"] = floor_examples
     most = peak if jax.default_backend() == "cpu" else devices * peak
     middle = {name: statistics.median(seconds) for name, seconds in times.items()}
-    speeds = {name: operations and operations / seconds for name, seconds in middle.items()}
+    rates = {name: examples[name] / seconds for name, seconds in middle.items()}
+    speeds = {name: operations and operations / floor_examples * rates[name] for name in rates}
     return {
         "parameters": tree.size(case.model.shapes()),
         "cohort": case.cohort,
         "batch": case.batch,
         "steps": case.steps,
-        "examples_per_round": examples,
+        "sizes": case.sizes,
+        "examples_per_round": floor_examples,
         "flops_per_round": operations,
         "devices": devices,
         "programs": {
@@ -181,10 +188,10 @@ def measure(case: Case, repetitions: int, peak: float) -> dict[str, Any]:
                     "all": times[name],
                 },
                 "rounds_per_repetition": rounds[name],
-                "examples_per_second": examples / middle[name],
+                "examples_per_second": rates[name],
                 "flops_per_second": speeds[name],
                 "share_of_peak": (speed := speeds[name]) and speed / most,
-                "ratio_to_floor": middle[name] / middle["floor"],
+                "ratio_to_floor": rates["floor"] / rates[name],  # of the time for an example
                 "compile_seconds": program.compile_seconds,
                 "program_bytes": program.program_bytes,
             }
@@ -192,6 +199,15 @@ def measure(case: Case, repetitions: int, peak: float) -> dict[str, Any]:
         },
         "fedda_to_fedavg": middle["fedda-sgdm"] / middle["fedavg"],
     }
+
+
+def examples_of(case: Case, rounds: int) -> float:
+    """Return the mean number of examples in the first rounds."""
+    if case.sizes is None:
+        return float(case.cohort * case.batch * case.steps)
+    count = np.asarray(case.clients.count)
+    drawn = (draw_cohort(0, number, len(count), case.cohort) for number in range(rounds))
+    return float(np.mean([count[cohort].sum() for cohort in drawn]))
 
 
 def enough(program: Program, most: int) -> int:

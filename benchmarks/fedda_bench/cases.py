@@ -4,8 +4,12 @@ What is learnt does not matter. There are 100 clients with one epoch of examples
 the device as those of a real run do.
 """
 
+import json
+import re
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +19,8 @@ from jax import Array, lax
 from fedda.core import losses
 from fedda.core.task import ExampleWise
 from fedda.data import digits, preprocessing
-from fedda.data.federation import Ragged, Shards
+from fedda.data.federation import Ragged, Shards, all_clients, num_rows
+from fedda.errors import InputError, unknown
 from fedda.models import Model, autoencoder, cnn, linear, mlp, resnet18, with_input, with_precision
 from fedda.models.conv import Convolution, patches_conv
 from fedda.tasks import cifar100, emnist, emnist_autoencoder
@@ -85,6 +90,44 @@ CASES: Mapping[str, Callable[[str], Case]] = {
     "resnet18": _resnet18,
 }
 ON_CPU = ("mlp", "cnn-small", "autoencoder")  # which two cores measure in about a minute
+
+
+def with_sizes(case: Case, sizes: str) -> Case:
+    """Return a case whose clients have unequal sizes and take one epoch.
+
+    Args:
+        case: The case of equal clients.
+        sizes: `lognormal:SIGMA`, with the mean of the equal clients; `femnist`, those of the 396
+            writers in LEAF's sample; or `stackexchange`, those of 3,610 users of seven sites, of
+            whose posts at most 100 count.
+
+    Raises:
+        InputError: There are no such sizes.
+    """
+    known = json.loads(Path(__file__).with_name("sizes.json").read_text())
+    name, _, sigma = sizes.partition(":")
+    middle = (np.arange(CLIENTS) + 0.5) / CLIENTS  # the sizes in the middle of equal parts
+    if name == "lognormal" and re.fullmatch(r"\d+(\.\d+)?", sigma):
+        normal = [statistics.NormalDist().inv_cdf(share) for share in middle]
+        draws = np.exp(float(sigma) * np.array(normal))
+        count = draws * case.batch * case.steps / draws.mean()
+    elif sizes in known:
+        number, clients = (
+            np.array(list(map(int, part))) for part in zip(*known[sizes].items(), strict=True)
+        )
+        count = np.quantile(np.repeat(number, clients), middle, method="nearest")
+    else:
+        raise unknown("value of --sizes", sizes, ["lognormal:1", *known])
+    count = np.maximum(np.rint(count), 1).astype(np.int32)
+    rows = num_rows(case.clients.y)  # random, so clients may have some in common
+    if count.max() > rows:
+        raise InputError(
+            f"--sizes {sizes} needs {count.max()} examples, {rows} are there. Lower it."
+        )
+    start = np.random.default_rng(0).integers(0, rows - count + 1)
+    shards = all_clients(case.clients.x, case.clients.y, start, count)
+    steps = max(1, round(count.mean() / case.batch))
+    return case._replace(clients=shards, steps=steps, sizes=sizes)
 
 
 def _convolutions() -> tuple[Convolution, Convolution]:

@@ -15,6 +15,9 @@ from fedda.storage.files import write_whole
 MODELS = """Any of mlp, cnn-small, cnn, autoencoder, logistic and resnet18. Default: all of them, or
 on a CPU those that take about a minute."""
 
+SIZES = """Unequal clients, which take one epoch: lognormal:SIGMA, femnist or stackexchange.
+Default: equal clients."""
+
 
 @writing("--out")
 def bench_command(
@@ -24,6 +27,7 @@ def bench_command(
     repetitions: Annotated[int, typer.Option(min=1, help="Timings of each program.")] = 5,
     precision: Annotated[str, typer.Option(help="fp32, tf32 or bf16.")] = "tf32",
     path: Annotated[Path, typer.Option("--out", help="Output file.")] = Path("bench.json"),
+    sizes: Annotated[str | None, typer.Option(help=SIZES, show_default=False)] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Time one round, as a trial.")] = False,
 ) -> None:
     """Time rounds of the paper's models on this machine, on random data.
@@ -55,6 +59,7 @@ def bench_command(
         for name in dict.fromkeys(models or default):
             note(f"measuring {name}")
             case = cases.CASES[name](precision)
+            case = case if sizes is None else cases.with_sizes(case, sizes)
             case = case._replace(rounds=1) if quick else case
             measured[name] = bench.measure(case, repetitions, peak["flops_per_second"])
     record = {

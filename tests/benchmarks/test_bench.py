@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from fedda.core import losses, tree
 from fedda.core.task import Batch, Plan, Task
 from fedda.data.federation import from_clients
+from fedda.errors import InputError
 from fedda.models import linear
 from fedda_bench import bench, cases
 
@@ -280,3 +281,44 @@ def test_wrong_input_is_a_message(fedda, tmp_path: Path, options: list[str], mes
     assert "measuring" not in err or "precision" in message, "it is checked first"
     assert "Traceback" not in err
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+
+
+# --------------------------------------------------------------------------------- unequal clients
+
+
+@pytest.mark.parametrize(
+    ("sizes", "mean", "largest"),
+    [("lognormal:0", 50, 50), ("lognormal:1", 50, 430), ("femnist", 137, 165)],
+)
+def test_unequal_clients_have_the_sizes_asked_for(sizes, mean, largest):
+    case = cases.with_sizes(cases.CASES["mlp"]("fp32"), sizes)
+    start, count = np.asarray(case.clients.start), np.asarray(case.clients.count)
+    assert count.mean() == pytest.approx(mean, rel=0.02)
+    assert count.max() == case.clients.max_count == pytest.approx(largest, rel=0.1)
+    assert (start >= 0).all()
+    assert (start + count <= len(case.clients.y)).all()
+    assert case.steps == round(mean / case.batch)
+
+
+def test_users_of_stack_exchange_have_few_posts():
+    case = cases.with_sizes(cases.CASES["mlp"]("fp32"), "stackexchange")
+    count = np.asarray(case.clients.count)
+    assert (np.median(count), count.max(), case.steps) == (1, 86, 1)
+    assert bench.examples_of(case, 1000) == pytest.approx(10 * count.mean(), rel=0.1)
+
+
+@pytest.mark.parametrize("sizes", ["lognormal", "lognormal:-1", "normal:1", "emnist"])
+def test_sizes_that_do_not_exist(sizes):
+    with pytest.raises(InputError, match=rf"value of --sizes .*{sizes}"):
+        cases.with_sizes(cases.CASES["mlp"]("fp32"), sizes)
+
+
+def test_unequal_clients_are_measured_by_the_example():
+    case = cases.with_sizes(cases.CASES["mlp"]("fp32"), "lognormal:1")._replace(rounds=2)
+    measured = bench.measure(case, repetitions=1, peak=1e12)
+    programs, examples = measured["programs"], bench.examples_of(case, 2)
+    seconds = {name: each["seconds_per_round"]["median"] for name, each in programs.items()}
+    assert measured["sizes"] == "lognormal:1"
+    assert programs["fedavg"]["examples_per_second"] * seconds["fedavg"] == pytest.approx(examples)
+    expected = seconds["fedavg"] / examples / (seconds["floor"] / measured["examples_per_round"])
+    assert programs["fedavg"]["ratio_to_floor"] == pytest.approx(expected)

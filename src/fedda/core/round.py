@@ -71,6 +71,8 @@ def _add_up(parts: PyTree, kept: PyTree, clients: PyTree) -> tuple[PyTree, PyTre
         sound = only_if(finite, parts, tree.zeros_like(parts))._replace(nonfinite=present & ~finite)
         return tree.sum_leading(sound), only_if(present & finite, kept, memory)
 
+    if len(parts.counted) == 1:  # the sum is this client's upload: it is read and checked once
+        return without_nonfinite()
     total = tree.sum_leading(parts)
     sound = tree.all_finite((total.upload, total.seen))
     return lax.cond(sound, lambda: (total, kept), without_nonfinite)

@@ -93,11 +93,14 @@ def take(table: PyTree, rows: Array | int) -> PyTree:
 
 def all_finite(x: PyTree) -> Array:
     """Return whether all numbers of `x` are finite."""
-    finite = [jnp.isfinite(leaf).ravel() for leaf in jax.tree.leaves(x)]
+    # Zero times a number is zero if the number is finite, else NaN. A CPU computes a sum of floats
+    # five times as fast as a conjunction.
+    default = jnp.result_type(float)
+    zeros = [jnp.ravel(jnp.multiply(leaf, 0)).astype(default) for leaf in jax.tree.leaves(x)]
     # One reduction for all small leaves: on a GPU, time depends on the number of reductions.
-    small = [jnp.ones(1, bool), *(leaf for leaf in finite if leaf.size < 1_000_000)]
-    groups = [jnp.concatenate(small), *(leaf for leaf in finite if leaf.size >= 1_000_000)]
-    return jnp.all(jnp.stack([jnp.all(group) for group in groups]))
+    small = [jnp.zeros(1), *(leaf for leaf in zeros if leaf.size < 1_000_000)]
+    groups = [jnp.concatenate(small), *(leaf for leaf in zeros if leaf.size >= 1_000_000)]
+    return jnp.stack([jnp.sum(group) for group in groups]).sum() == 0
 
 
 def size(x: PyTree) -> int:
