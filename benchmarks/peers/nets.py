@@ -135,8 +135,13 @@ def _named(model: Any, problem: Problem) -> dict[str, Any]:
     return {theirs[name]: parameter for name, parameter in model.named_parameters()}
 
 
-def tensors(x: np.ndarray, y: np.ndarray, device: str = "cpu") -> tuple[Tensor, Tensor]:
-    """Examples as PyTorch wants them: images with channels first, labels of 64 bits."""
-    if x.ndim > 4:  # [clients, examples or steps and batch, height, width, channels]
-        x = np.moveaxis(x, -1, -3)
-    return torch.from_numpy(x.copy()).to(device), torch.from_numpy(y).long().to(device)
+def channels_first(x: np.ndarray) -> np.ndarray:
+    return np.moveaxis(x, -1, -3).copy() if x.ndim == 4 else x
+
+
+def tensors(
+    x: list[np.ndarray], y: list[np.ndarray], device: str = "cpu"
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Clients as PyTorch wants them: images with channels first, labels of 64 bits."""
+    images = [torch.from_numpy(channels_first(own)).to(device) for own in x]
+    return images, [torch.from_numpy(own).long().to(device) for own in y]

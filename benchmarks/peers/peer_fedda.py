@@ -1,6 +1,7 @@
 """The round in fedda: `peer_fedda.py PROBLEM SETTINGS`; SETTINGS are more keywords of `fedda.run`.
 
-With `as_command` among them, JAX is set up and devices are chosen as by the command `fedda run`.
+With `module` among them, the model is the module of the other peers, through `from_torch`. With
+`as_command` among them, JAX is set up and devices are chosen as by the command `fedda run`.
 The rounds of one command are one program, as they are between two evaluations of a user's run.
 """
 
@@ -42,10 +43,19 @@ def main() -> None:
     if settings.pop("as_command", False):
         devices.start_up()
         settings.setdefault("devices", None)
-    model = fedda_problem.model_of(problem)
+    module, x = None, problem.x
+    if settings.pop("module", False):
+        import nets
+
+        from fedda.models.torch import from_torch, load
+
+        module = nets.build(problem)
+        x, model = list(map(nets.channels_first, x)), from_torch(module)
+    else:
+        model = fedda_problem.model_of(problem)
     if problem.precision == "bf16":
         model = in_half(model)
-    clients = list(zip(problem.x, problem.y, strict=True))
+    clients = list(zip(x, problem.y, strict=True))
     hyper: dict[str, Any] = {"client_lr": problem.rate} | (
         {"beta1": problem.beta1} if problem.algorithm == "fedda-sgdm" else {}
     )
@@ -60,15 +70,16 @@ def main() -> None:
             eval_every=eval_every,
             cohort=problem.cohort,
             batch=problem.batch,
-            local_work=problem.steps,
+            **protocol.local_work(problem._asdict()),
             **hyper,
             **settings,
         )
         return train(setup, api.traced(hp, model), [fedda_problem.SEED])
 
-    x = jnp.asarray(problem.check_x.reshape(-1, *problem.x.shape[2:]))
-    y = jnp.asarray(problem.check_y.reshape(-1))
-    mean_loss = jax.jit(lambda params: losses.cross_entropy(model.apply(params, x), y).mean())
+    visited, y = np.concatenate(problem.check_x), jnp.asarray(np.concatenate(problem.check_y))
+    if module is not None:
+        visited = nets.channels_first(visited)
+    mean_loss = jax.jit(lambda params: losses.cross_entropy(model.apply(params, visited), y).mean())
     state = {"params": model.init(jax.random.key(0))}
 
     def loss() -> float:
@@ -77,6 +88,9 @@ def main() -> None:
     def check() -> Weights:
         *_, last = evaluations(eval_every=1, rounds=1)
         state["params"] = last.run.state.params
+        if module is not None:
+            load(module, jax.device_get(last.run.state.params))
+            return nets.extract(module, problem)
         names = fedda_problem.named(jax.device_get(last.run.state.params))
         return {name: np.asarray(leaf) for name, leaf in names.items()}
 

@@ -43,7 +43,7 @@ def main() -> None:
         fedjax.set_for_each_client_backend("pmap")
     model = fedjax.create_model_from_haiku(
         hk.transform(lambda batch: forward(problem, batch["x"])),
-        sample_batch={"x": problem.x[0, :1], "y": problem.y[0, :1]},
+        sample_batch={"x": problem.x[0][:1], "y": problem.y[0][:1]},
         train_loss=lambda batch, logits: fedjax.metrics.unreduced_cross_entropy_loss(
             batch["y"], logits
         ),
@@ -80,19 +80,13 @@ def main() -> None:
         jax.block_until_ready(state["server"].params)
 
     def loss() -> float:
-        x = problem.check_x.reshape(-1, *problem.x.shape[2:])
-        y = problem.check_y.reshape(-1)
+        x, y = np.concatenate(problem.check_x), np.concatenate(problem.check_y)
         logits = model.apply_for_eval(state["server"].params, {"x": x, "y": y})
         return float(fedjax.metrics.unreduced_cross_entropy_loss(y, logits).mean())
 
     def check() -> Weights:
-        count = problem.steps * problem.batch
         clients = [
-            (
-                position,
-                fedjax.ClientDataset({"x": x.reshape(count, *x.shape[2:]), "y": y.reshape(count)}),
-                jax.random.PRNGKey(position),
-            )
+            (position, fedjax.ClientDataset({"x": x, "y": y}), jax.random.PRNGKey(position))
             for position, (x, y) in enumerate(zip(problem.check_x, problem.check_y, strict=True))
         ]
         state["server"], _ = in_order.apply(state["server"], clients)

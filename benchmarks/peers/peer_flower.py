@@ -43,7 +43,7 @@ def train(message: Message, context: Context) -> Message:
     problem, model, (x, y), (check_x, check_y) = loaded()
     config = message.content["config"]
     if "position" in config:
-        x, y = check_x[config["position"]].flatten(0, 1), check_y[config["position"]].flatten()
+        x, y = check_x[config["position"]], check_y[config["position"]]
         order = torch.arange(len(y))
     else:
         client = int(context.node_config["partition-id"])
@@ -92,7 +92,7 @@ def main() -> None:
         def loss() -> float:
             install()
             with torch.no_grad():
-                return float(F.cross_entropy(model(check_x.flatten(0, 2)), check_y.flatten()))
+                return float(F.cross_entropy(model(torch.cat(check_x)), torch.cat(check_y)))
 
         def check() -> Weights:
             nodes = sorted(grid.get_node_ids())[: problem.cohort]

@@ -84,11 +84,11 @@ def main() -> None:
     )
 
     def shuffled(client: int) -> Dataset:
-        rows = torch.randperm(x.shape[1])
-        return Dataset((x[client, rows], y[client, rows]))
+        rows = torch.randperm(len(y[client]))
+        return Dataset((x[client][rows], y[client][rows]))
 
     def in_order(position: int) -> Dataset:
-        return Dataset((check_x[position].flatten(0, 1), check_y[position].flatten()))
+        return Dataset((check_x[position], check_y[position]))
 
     random = np.random.RandomState(0)
     waiting: list[int] = []
@@ -132,7 +132,7 @@ def main() -> None:
 
     def loss() -> float:
         with torch.no_grad():
-            return float(network.loss(check_x.flatten(0, 2), check_y.flatten()))
+            return float(network.loss(torch.cat(check_x), torch.cat(check_y)))
 
     def check() -> protocol.Weights:
         tell("check")

@@ -41,16 +41,19 @@ class Clients:
         ]
 
     def shuffled(self, client: int) -> Iterable[Batch]:
-        order = torch.randperm(self.x.shape[1], device=self.device)
+        x, y = self.x[client], self.y[client]
+        order = torch.randperm(len(y), device=self.device)
         for rows in order.split(self.problem.batch):
-            yield self.x[client, rows], self.y[client, rows]
+            yield x[rows], y[rows]
 
     def checked(self, position: int) -> Iterable[Batch]:
-        return zip(self.check_x[position], self.check_y[position], strict=True)
+        size = self.problem.batch
+        x, y = self.check_x[position], self.check_y[position]
+        return zip(x.split(size), y.split(size), strict=True)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         half = self.problem.precision == "bf16"
-        with torch.autocast(self.x.device.type, torch.bfloat16, enabled=half):
+        with torch.autocast(self.device, torch.bfloat16, enabled=half):
             return F.cross_entropy(self.model(x), y)
 
     def gradients(self, x: Tensor, y: Tensor) -> Tensors:
@@ -64,14 +67,19 @@ class Clients:
         return found
 
     def work(self, server: Tensors, total: Tensors, everyone: Iterable[Iterable[Batch]]) -> None:
-        """Adds each client's upload to `total`: where its SGD ends, or P and m of FedDA."""
+        """Adds each client's upload to `total`: where its SGD ends, or P and m of FedDA.
+
+        An upload has the weight of the client's examples, and the last of `total` is their number.
+        """
         size = len(self.params)
         for batches in everyone:
             with torch.no_grad():
                 torch._foreach_copy_(self.params, server[:size])
             m = [each.clone() for each in server[size:]]
             P = [torch.zeros_like(each) for each in m]
+            examples = 0
             for x, y in batches:
+                examples += len(y)
                 g = self.gradients(x, y)
                 with torch.no_grad():
                     torch._foreach_add_(self.params, g, alpha=-self.problem.rate)
@@ -79,7 +87,8 @@ class Clients:
                         torch._foreach_lerp_(m, g, 1 - self.problem.beta1)
                         torch._foreach_add_(P, m)
             with torch.no_grad():
-                torch._foreach_add_(total, [*P, *m] if m else self.params)
+                torch._foreach_add_(total[:-1], [*P, *m] if m else self.params, alpha=examples)
+                total[-1] += examples
 
 
 def server_start(problem: Problem, params: Tensors) -> Tensors:
@@ -91,16 +100,16 @@ def server_start(problem: Problem, params: Tensors) -> Tensors:
 
 
 def merge(problem: Problem, server: Tensors, totals: list[Tensors]) -> None:
-    """All clients have equally many examples. Empties the totals."""
+    """The mean over the cohort. Empties the totals."""
     for total in totals[1:]:
         torch._foreach_add_(totals[0], total)
-    torch._foreach_div_(totals[0], float(problem.cohort))
+    torch._foreach_div_(totals[0][:-1], float(totals[0][-1]))
     if problem.algorithm == "fedda-sgdm":
         size = len(server) // 2
         torch._foreach_add_(server[:size], totals[0][:size], alpha=-problem.rate)
-        torch._foreach_copy_(server[size:], totals[0][size:])
+        torch._foreach_copy_(server[size:], totals[0][size:-1])
     else:
-        torch._foreach_copy_(server, totals[0])
+        torch._foreach_copy_(server, totals[0][:-1])
     for total in totals:
         torch._foreach_zero_(total)
 
@@ -124,7 +133,10 @@ def main() -> None:
         torch.set_float32_matmul_precision("high")  # TF32, as XLA does there
     clients = Clients(problem, device)
     server = server_start(problem, clients.params)
-    totals = [[torch.zeros_like(each) for each in server] for _ in range(processes)]
+    totals = [
+        [*(torch.zeros_like(each) for each in server), torch.zeros((), device=device)]
+        for _ in range(processes)
+    ]
     pipes = []
     if processes > 1:
         torch.set_num_threads(1)
@@ -137,6 +149,9 @@ def main() -> None:
             pipes.append(here)
 
     def one_round(kind: str, numbers: list[int]) -> None:
+        """Each process has every so manieth client of the cohort, the largest first."""
+        sizes = clients.check_y if kind == "checked" else clients.y
+        numbers = sorted(numbers, key=lambda number: -len(sizes[number]))
         for place, pipe in enumerate(pipes, 1):
             pipe.send((kind, numbers[place::processes]))
         mine = numbers[::processes]
@@ -157,7 +172,7 @@ def main() -> None:
 
     def loss() -> float:
         install()
-        x, y = clients.check_x.flatten(0, 2), clients.check_y.flatten()
+        x, y = torch.cat(clients.check_x), torch.cat(clients.check_y)
         with torch.no_grad():
             return float(clients.loss(x, y))
 

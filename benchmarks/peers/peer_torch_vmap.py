@@ -24,8 +24,10 @@ def main() -> None:
     if device == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32, as XLA does there
     decoupled = problem.algorithm == "fedda-sgdm"
-    x, y = nets.tensors(problem.x, problem.y, device)
-    check_x, check_y = nets.tensors(problem.check_x, problem.check_y, device)
+    x, y = map(torch.stack, nets.tensors(problem.x, problem.y, device))
+    checked = map(torch.stack, nets.tensors(problem.check_x, problem.check_y, device))
+    steps = (problem.steps, problem.batch)
+    check_x, check_y = (each.unflatten(1, steps) for each in checked)
     model = nets.build(problem).to(device)
     server = {name: param.detach() for name, param in model.named_parameters()}
     momentum = {name: torch.zeros_like(param) for name, param in server.items()}

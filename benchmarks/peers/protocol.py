@@ -26,16 +26,17 @@ Weights = dict[str, np.ndarray]  # by path; kernels are [height, width, in, out]
 
 
 class Problem(NamedTuple):
-    x: np.ndarray  # [clients, examples, ...], channels last
-    y: np.ndarray  # [clients, examples]
-    check_x: np.ndarray  # [cohort, steps, batch, ...]: what the checked round visits, in order
-    check_y: np.ndarray
+    x: list[np.ndarray]  # of each client [examples, ...], channels last
+    y: list[np.ndarray]
+    check_x: list[np.ndarray]  # of each client of the checked round: what it visits, in order
+    check_y: list[np.ndarray]
     weights: Weights
     model: str
     algorithm: str
     cohort: int
     batch: int
-    steps: int  # so many batches are exactly one epoch of a client
+    sizes: str  # "equal": `steps` batches are exactly one epoch of a client
+    steps: int
     rate: float
     beta1: float
     l2: float
@@ -45,17 +46,32 @@ class Problem(NamedTuple):
 def load(path: str) -> Problem:
     with np.load(path) as file:
         settings = json.loads(str(file["settings"]))
-        x, y, clients, rows = (file[name] for name in ("x", "y", "clients", "rows"))
+        x, y, count, cohort, rows = (file[name] for name in ("x", "y", "count", "cohort", "rows"))
         weights = {
             name.removeprefix("weights/"): file[name]
             for name in file.files
             if name.startswith("weights/")
         }
-    parts = (settings["cohort"], settings["steps"], settings["batch"])
-    check_x, check_y = (
-        column[clients[:, None], rows].reshape(*parts, *column.shape[2:]) for column in (x, y)
-    )
-    return Problem(x, y, check_x, check_y, weights, **settings)
+    columns = [list(column) for column in zip(*split(x, y, count), strict=True)]
+    visited = np.split(rows, np.cumsum(count[cohort])[:-1])
+    checked = [
+        [column[client][own] for client, own in zip(cohort, visited, strict=True)]
+        for column in columns
+    ]
+    return Problem(*columns, *checked, weights, **settings)
+
+
+def split(x: np.ndarray, y: np.ndarray, count: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The examples of each client."""
+    ends = np.cumsum(count)[:-1]
+    return list(zip(np.split(x, ends), np.split(y, ends), strict=True))
+
+
+def local_work(settings: dict[str, Any]) -> dict[str, Any]:
+    """One epoch of every client, in the words of `fedda.run`."""
+    if settings["sizes"] == "equal":
+        return {"local_work": settings["steps"]}
+    return {"local_work": 1, "local_unit": "epochs"}
 
 
 class Driver:

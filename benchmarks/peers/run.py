@@ -38,16 +38,24 @@ import tables
 from processes import Peer, PeerError
 
 HERE = Path(__file__).parent
-COMMON = {"clients": 100, "cohort": 10, "steps": 5, "batch": 20, "rate": 0.1, "beta1": 0.9}
+COMMON = {
+    **{"clients": 100, "cohort": 10, "sizes": "equal", "steps": 5, "batch": 20},
+    **{"rate": 0.1, "beta1": 0.9},
+}
 TASKS: dict[str, dict[str, Any]] = {
     "emnist": {**COMMON, "model": "cnn", "algorithm": "fedavg", "l2": 0.0},
     "digits": {**COMMON, "model": "mlp", "algorithm": "fedavg", "l2": 0.0, "batch": 10},
     "resnet": {**COMMON, "model": "resnet18", "algorithm": "fedda-sgdm", "l2": 1e-4},
 }
+# One epoch of clients of unequal sizes. The digits have 50 examples on average.
+UNEQUAL = {"emnist": "femnist", "digits": "lognormal:1"}
+TASKS |= {f"{task}-unequal": {**TASKS[task], "sizes": sizes} for task, sizes in UNEQUAL.items()}
+ONLY_EQUAL = ("torch.func.vmap", "FedLab")  # they stack clients, or take means without weights
 # Keywords of `fedda.run`. "as_command": as the command `fedda run` does it, which makes a device of
 # every core and spreads a cohort over as many as pay off.
 SETTINGS: dict[str, dict[str, Any]] = {
     "fedda": {"as_command": True},
+    "fedda, PyTorch module": {"as_command": True, "module": True},
     "fedda, 1 device": {"devices": 1},
 }
 MOST_ROUNDS, MOST_FOREIGN = 1000, 0.1
@@ -122,7 +130,7 @@ class Bench:
             [
                 arguments.fedda,
                 str(HERE / "problem.py"),
-                task,
+                task.removesuffix("-unequal"),
                 str(self.file),
                 json.dumps(self.settings),
             ],
@@ -130,7 +138,7 @@ class Bench:
         )
 
     def start(self, name: str, plan: Plan) -> None:
-        row: dict[str, Any] = {"seconds": [], "foreign": [], "idle": []}
+        row: dict[str, Any] = {"seconds": [], "spent": [], "foreign": [], "idle": []}
         self.rows[name] = row
         log = self.work / f"{self.task}-{name.replace(' ', '-').replace(',', '')}.log"
         try:
@@ -142,7 +150,7 @@ class Bench:
             self.peers[name] = peer
             row |= peer.hear(processes.STARTS_WITHIN)
             row |= peer.ask(f"check {self.work / self.task}-weights.npz")
-            peer.ask("round 2")  # compiles
+            row["first"] = peer.ask("round 2")["seconds"]  # compiles
             self.wait_for_quiet(most=20)
             guess = min(peer.ask("round 2")["seconds"] / 2 for _ in range(3))
             row["rounds"] = max(1, min(MOST_ROUNDS, round(self.arguments.seconds / guess)))
@@ -189,12 +197,16 @@ class Bench:
             if before is None or after is None:
                 row["seconds"].append(seconds)
                 return
-            tries.append((processes.shares(before, after, self.peers, name), seconds))
+            root = self.peers[name].process.pid
+            spent = processes.of_tree(after, root) - processes.of_tree(before, root)
+            shares = processes.shares(before, after, self.peers, name)
+            tries.append((shares, seconds, spent / row["rounds"]))
             if tries[-1][0].foreign <= MOST_FOREIGN or self.patience <= 0:
                 break
             self.patience -= after.when - before.when
-        shares, seconds = min(tries, key=lambda each: each[0].foreign)
+        shares, seconds, spent = min(tries, key=lambda each: each[0].foreign)
         row["seconds"].append(seconds)
+        row["spent"].append(spent)
         row["foreign"].append(shares.foreign)
         for other, idle in shares.idle.items():
             self.rows[other]["idle"].append(idle)
@@ -244,13 +256,16 @@ def main() -> int:
     }
     # JAX takes most of a GPU's memory when it starts; PyTorch needs some, and so do other settings.
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", ".3")
+    os.environ["FEDDA_COMPILE_CACHE"] = "off"  # the seconds to compile are reported
     chosen = plans(arguments.settings, arguments.workers, arguments.here)
     for task in arguments.tasks:
         (work / f"{task}-weights.npz").unlink(missing_ok=True)  # the first peer writes it anew
         bench = Bench(arguments, work, task)
         try:
             for name, plan in chosen.items():
-                if arguments.peers is None or name in arguments.peers:
+                if (arguments.peers is None or name in arguments.peers) and not (
+                    task.endswith("-unequal") and name in ONLY_EQUAL
+                ):
                     bench.start(name, plan)
                     bench.rows[name]["script"] = plan.script
             bench.take_turns()
