@@ -23,7 +23,13 @@ PAGES = {
     "reproduction/protocol.md": "protocol.md",
     "reproduction/results/README.md": "paper.md",
     "reproduction/results/study/README.md": "study.md",
+    "reproduction/results/tables/README.md": "tables/index.md",
     "reproduction/results/theory/README.md": "theory.md",
+}
+PAGES |= {
+    f"reproduction/results/tables/{path.name}": f"tables/{path.name}"
+    for path in sorted((ROOT / "reproduction/results/tables").glob("*.md"))
+    if path.name != "README.md"
 }
 # What captions of blocks say to the tests, not to readers.
 UNTESTED = re.compile(
@@ -43,13 +49,17 @@ def examples() -> dict[str, str]:
 
 
 def on_config(config: Any) -> Any:
-    """Add the examples to the section of the navigation that begins with their index."""
+    """Add the examples and the tables to the sections that begin with their index."""
+    rest = {"examples": list(examples().values())}
+    rest["tables"] = [page for page in PAGES.values() if re.match("tables/(?!index)", page)]
     for section in config.nav:
         for pages in section.values():
-            if pages == ["examples/index.md"]:
-                pages += list(examples().values())
-                return config
-    raise ValueError("mkdocs.yml has no section of examples/index.md alone.")
+            for name in [*rest]:
+                if pages == [f"{name}/index.md"]:
+                    pages += rest.pop(name)
+    if rest:
+        raise ValueError(f"mkdocs.yml has no section of {next(iter(rest))}/index.md alone.")
+    return config
 
 
 def on_files(files: Files, config: Any) -> Files:

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from fedda.algorithms import registry
 from fedda.errors import InputError
 from fedda.reports.runs import read_runs
 from fedda.simulate import train
 from fedda.tasks import config
+from fedda_reproduction import reproduce
 from fedda_reproduction.paper import cells
 from helpers.finished_runs import SUMMARY
 
@@ -58,6 +60,41 @@ def test_names_stay_what_they_are():
     values |= {"client_lr": 0.03, "server_lr": 3.3, "local_work": 5, "local_unit": "steps"}
     data = "4a1224dd6f3976076658a720a1c0b6911aed903df72c6bc677155ee822bee81f"
     assert cells.name(config.resolve(values), data) == "fedda-sgdm-f6cd7827467b"
+
+
+def corrected(monkeypatch, algorithm, version):
+    variant = registry.variants()[algorithm]._replace(version=version)
+    monkeypatch.setattr(registry, "variants", lambda: {algorithm: variant})
+
+
+def test_a_corrected_algorithm_gets_new_cells_and_the_old_ones_are_known(tmp_path, monkeypatch):
+    old = written(tmp_path)
+    before = cells.read(old).group
+    assert "version" not in cells.read(old).content["config"]
+    assert not cells.read(old).outdated
+    corrected(monkeypatch, "fedda-sgdm", 2)
+    cell = cells.read(old)
+    assert (cell.version, cell.outdated) == (1, True)
+    new = cells.read(written(tmp_path))
+    assert new.path != old
+    assert (new.version, new.outdated) == (2, False)
+    assert new.content["config"]["version"] == 2
+    assert new.group == cell.group != before, "they are of one row"
+    assert reproduce.missing([cell.config], [cell]) == 1
+    assert reproduce.missing([cell.config], [cell, new]) == 0
+
+
+def test_results_of_uncommitted_code_are_refused_in_the_repository(tmp_path, monkeypatch):
+    dirty = "a" * 40 + "-dirty"
+    monkeypatch.setitem(SUMMARY, "commit", dirty)
+    assert cells.read(written(tmp_path)).uncommitted, "elsewhere they are allowed"
+    monkeypatch.setattr(cells, "REPOSITORY", tmp_path)
+    with pytest.raises(InputError, match=r"not committed.* Commit them first"):
+        written(tmp_path, seed=1)
+    monkeypatch.setattr(reproduce, "commit", lambda: dirty)
+    with pytest.raises(InputError, match="Commit them first"):
+        reproduce.fill([], tmp_path / "results")
+    cells.refuse_uncommitted(tmp_path, "a" * 40)
 
 
 def test_a_new_field_of_configurations_leaves_finished_runs_alone(tmp_path, monkeypatch):
@@ -106,8 +143,6 @@ def test_a_cell_holds_what_was_measured(tmp_path):
     cell = cells.read(path)
     assert cell.final() == 6.17284, "six digits"
     assert cell.mean() == pytest.approx(0.1234567891 * (0 + 50) / 2, rel=1e-5), "rounds 350, 400"
-    assert cell.content["mean_of_last"]["evaluations"] == 2
-    assert cell.content["mean_of_last"]["accuracy"] == cell.mean()
     assert cell.final(at=200) == pytest.approx(0.1234567891 * 200, rel=1e-5)
     assert cell.mean(at=200) == pytest.approx(0.1234567891 * 175, rel=1e-5)
     assert cell.content["history"]["train_loss"][:2] == [None, 1.0]
@@ -120,8 +155,6 @@ def test_the_mean_of_the_last_100_rounds_has_100_evaluations(tmp_path):
     """The evaluation before those rounds is far off: it would show in a mean that had it."""
     value = lambda number: 1e6 if number == 300 else number  # noqa: E731
     cell = cells.read(written(tmp_path, rounds=400, eval_every=1, value=value))
-    assert cell.content["mean_of_last"]["rounds"] == 100
-    assert cell.content["mean_of_last"]["evaluations"] == 100
     assert cell.mean() == (301 + 400) / 2
     assert cell.mean(at=100) == (51 + 100) / 2, "of fewer than 200 rounds, the second half"
 

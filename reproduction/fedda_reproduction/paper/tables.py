@@ -30,8 +30,8 @@ PLACES = {
 }
 # Where data are from, if the cells name no more than the format of the files.
 FEMNIST = (
-    "396 writers of LEAF's FEMNIST, with LEAF's split, in the layout of TensorFlow Federated's files: "
-    "not the 3,400 writers of the paper."
+    "396 writers of LEAF's FEMNIST, with LEAF's split, in the layout of TensorFlow Federated: "
+    "not its 3,400 writers, which the paper has."
 )
 ORIGINS = {"emnist": FEMNIST, "emnist-autoencoder": FEMNIST}
 UNCOMMITTED = " °"  # the mark of results of uncommitted code

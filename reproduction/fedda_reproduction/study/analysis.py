@@ -179,6 +179,17 @@ def compare(
     return Comparison([outcomes[condition] for condition in family], outcomes[confirmation])
 
 
+def equal_choices(cells: Cells) -> list[Condition]:
+    """Return the conditions in which two FedDAs, or two rivals, have the highest metric."""
+    found = []
+    for condition, methods in cells.items():
+        for names in (FEDDA, RIVALS):
+            metrics = sorted(held_out(methods[name])[0] for name in names)
+            if metrics[-1] == metrics[-2]:
+                found.append(condition)
+    return found
+
+
 def champions(methods: Methods) -> tuple[str, str]:
     """Return the best FedDA and the best rival, by held-out data."""
     return best(methods, FEDDA), best(methods, RIVALS)

@@ -23,8 +23,8 @@ from fedda_reproduction.study.analysis import CONTROLS, MARGIN, RIVALS, Comparis
 from fedda_reproduction.study.design import CONDITIONS, METHODS
 
 MARKERS = {
-    **{"confirmed": "🟢", "partly confirmed": "🟡", "not confirmed": "🔴", "open": "⚪"},
-    **{"undecided": "🟡", "refuted": "🔴"},
+    **{"confirmed": "🟢", "partly confirmed": "🟡", "not confirmed": "🔴"},
+    **{"undecided": "⚪", "refuted": "🔴"},
     **{"wins": "🟢", "draws": "🟡", "loses": "🔴"},
 }
 
@@ -48,7 +48,7 @@ def claims(folder: Path) -> list[Claim]:
             name,
             texts[name]["claim"],
             check.verdict,
-            texts[name].get("found", "").format(**check.numbers),
+            texts[name]["found"].format(**check.numbers) if check.numbers else "not measured",
         )
         for name, check in checks.items()
     ]
@@ -102,6 +102,7 @@ def numbers(found: Study, folder: Path) -> dict[str, Any]:
             for methods in found.cells.values()
         ),
         "furthest": _furthest(found),
+        "equal": list(map(figures.name, analysis.equal_choices(found.cells))),
         "at_an_end": analysis.at_an_end(folder),
         "tuned": len(found.cells) * len(METHODS),
         "halves": sorted(each.difference.high - each.difference.mean for each in found.h4.outcomes),
