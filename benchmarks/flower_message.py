@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,7 @@ def perceptron() -> Any:
     return models.mlp(64, 64, 10)
 
 
-APPS = {
+APPS: Mapping[str, Callable[[], Any]] = {
     "Flower alone, no training": only_flower,
     "Flower's FedAvg, PyTorch": flower_fedavg,
     "strategy `fedda.flower.FedDA`, PyTorch": fedda_strategy,
