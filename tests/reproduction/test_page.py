@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from fedda.algorithms import registry
 from fedda.errors import InputError
 from fedda_reproduction.paper import cells, corrections, page, tables
 from fedda_reproduction.paper.experiments import experiments
@@ -19,37 +20,28 @@ def committed():
     return Filler(RESULTS)
 
 
-def test_the_committed_page_is_filled(committed):
-    """`fedda reproduce --write` would change no byte of it."""
-    advice = "run `fedda reproduce --write` and commit reproduction/results/README.md"
-    assert (RESULTS / "README.md").read_text() == committed.page(), advice
+def test_the_committed_pages_are_filled(committed):
+    """`fedda reproduce --write` would change no byte of them."""
+    for path, text in committed.pages().items():
+        assert path.read_text() == text, "run `fedda reproduce --write` and commit its pages"
 
 
-def test_the_verdicts_on_the_committed_page_are_those_of_the_numbers(committed):
-    text = (RESULTS / "README.md").read_text()
-    assert committed.outdated(text) == [], "write these verdicts, and what was found, again"
-    assert [name for name, _ in page.VERDICT.findall(text)] == list(committed.checks)
-
-
-def test_the_committed_page_has_everything_in_its_place(committed):
-    text = (RESULTS / "README.md").read_text()
-    places = page.PLACE.findall(text)
+def test_the_committed_pages_have_everything_in_its_place(committed):
+    pages = committed.pages()
     for name, experiment in experiments().items():
-        assert f"## {experiment.title}\n" in text
-        assert ("table", name) in places
-    shown = {name for kind, name in places if kind == "table"}
+        text = pages[RESULTS / "tables" / f"{name}.md"]
+        assert text.startswith(f"# {experiment.title}\n")
+        assert ("table", name) in page.PLACE.findall(text)
+    index = pages[RESULTS / "tables" / "README.md"]
+    for path in pages.keys() - {RESULTS / "README.md", RESULTS / "tables" / "README.md"}:
+        assert f"]({path.name})" in index
+    places = [place for text in pages.values() for place in page.PLACE.findall(text)]
+    shown = [name for kind, name in places if kind == "table"]
     with_table = {name for name, rows in committed.tables.items() if rows}
-    assert shown == with_table | experiments().keys()
+    assert sorted(shown) == sorted(with_table | experiments().keys()), "each once"
     # A line that begins with a comment would be HTML to its end, not Markdown.
-    assert not re.search(r"^\s*<!-- number", text, re.MULTILINE)
-
-
-def test_a_verdict_that_the_numbers_contradict_is_named(committed):
-    text = (RESULTS / "README.md").read_text()
-    wrong = re.sub(r"(\| F9 \|.*?\|) confirmed \|", r"\1 not confirmed |", text)
-    assert wrong != text
-    (message,) = committed.outdated(wrong)
-    assert message.startswith("README.md says that F9 is not confirmed, and the numbers say confir")
+    line = re.compile(r"^\s*<!-- number.*$", re.MULTILINE)
+    assert not [found for text in pages.values() for found in line.findall(text)]
 
 
 @pytest.fixture
@@ -65,17 +57,18 @@ def results(tmp_path):
     ("name", "content"),
     [
         ("runs", "3"),
-        ("F6 ahead", "1"),
+        ("F6 undecided", "1"),
         ("table3/FedAvg", "0.5000"),
         ("table3/FedDA, SGDM", "0.8500"),
-        ("table3/FedDA, SGDM - table3/FedAvg", "30.0"),  # they share one seed
-        # 0.8 and 0.9 less themselves: no difference, with an interval of 0.
-        ("table3/FedDA, SGDM - table3/FedDA, SGDM", "0.0 ± 0.0"),
+        ("runs uncommitted", "0"),
+        ("table3/FedDA, SGDM - table3/FedAvg", "35.0"),  # 0.85 - 0.5, without an interval
+        # Two equal groups: t(2) = 4.303 times their error, 0.05 * sqrt(2).
+        ("table3/FedDA, SGDM - table3/FedDA, SGDM", "0.0 ± 30.4"),
     ],
 )
 def test_numbers_in_prose(results, name, content):
     (results / "README.md").write_text(f"a <!-- number: {name} -->old<!-- end --> b\n")
-    assert page.write(results) == []
+    assert page.write(results) == [results / "README.md"]
     assert (results / "README.md").read_text() == (
         f"a <!-- number: {name} -->{content}<!-- end --> b\n"
     )
@@ -103,7 +96,7 @@ def test_an_unknown_place_is_named(results, place):
 
 
 def test_a_folder_without_a_page_gets_a_plain_one(results):
-    assert page.write(results) == []
+    assert page.write(results) == [results / "README.md"]
     text = (results / "README.md").read_text()
     assert text.startswith("# Results\n")
     assert "## Table 3: EMNIST, accuracy\n" in text
@@ -121,17 +114,54 @@ def test_a_page_without_places_and_an_empty_folder_are_refused(results, tmp_path
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_results_from_before_a_correction_are_marked_until_they_are_run_again(tmp_path):
-    """The date of a cell decides, so that a new run loses the mark by itself."""
-    run = entry_of("digits", "scaffold").resolved()
+def test_pages_of_tables_are_filled_beside_a_page_of_text(results):
+    (results / "README.md").write_text("# Mine\n")
+    (results / "tables").mkdir()
+    (results / "tables" / "a.md").write_text("<!-- number: runs -->old<!-- end -->")
+    assert page.write(results) == [results / "README.md", results / "tables" / "a.md"]
+    assert (results / "README.md").read_text() == "# Mine\n"
+    assert (results / "tables" / "a.md").read_text() == "<!-- number: runs -->3<!-- end -->"
+
+
+def test_results_of_uncommitted_code_are_marked(results):
+    write_cell(results, entry_of("table3", "fedlin"), (0.1, 0.5), commit="c0ffee-dirty")
+    rows = tables.rows(experiments()["table3"], cells.read_all(results).finished)
+    assert {row["run"]: row["seeds"] for row in rows}["FedLin"] == "1 °"
+    assert {row["run"]: row["seeds"] for row in rows}["FedAvg"] == "1"
+
+
+def test_results_from_before_a_correction_are_marked_until_they_are_run_again(
+    tmp_path, monkeypatch
+):
+    """A date decides, or the version of the algorithm: a new run loses the mark by itself."""
+    run = entry_of("table5", "fedlin").resolved()
     rows = [{"round": run.rounds, "train_loss": 1.0, "loss": 1.0, "accuracy": 0.5}]
     day = calendar.timegm(time.strptime("2026-11-18", "%Y-%m-%d"))
     for date, marked in ((day - 1, True), (day, False)):
         cells.write(tmp_path, run, rows, SUMMARY, date)
         filler = Filler(tmp_path)
-        assert ("| SCAFFOLD ‡ |" in filler.page()) == marked
+        assert ("| FedLin ‡ |" in filler.pages()[tmp_path / "README.md"]) == marked
         runs = [row["runs"] for row in filler.tables["corrections"]]
-        assert runs == (["SCAFFOLD everywhere"] if marked else [])
+        assert runs == (["FedLin in table 5"] if marked else [])
+    variant = registry.variants()["scaffold"]
+    with monkeypatch.context() as patch:
+        patch.setattr(registry, "variants", lambda: {"scaffold": variant._replace(version=1)})
+        old = cells.write(
+            tmp_path,
+            run := entry_of("digits", "scaffold").resolved(),
+            [{"round": run.rounds, "train_loss": 1.0, "loss": 1.0, "accuracy": 0.5}],
+            SUMMARY,
+        )
+    assert corrections.mark([cells.read(old)])
+    new = cells.write(
+        tmp_path,
+        run,
+        [{"round": run.rounds, "train_loss": 1.0, "loss": 1.0, "accuracy": 0.6}],
+        SUMMARY,
+    )
+    assert not corrections.mark([cells.read(new)])
+    rows = tables.rows(experiments()["digits"], cells.read_all(tmp_path).finished)
+    assert [row["ours"] for row in rows if row["run"].startswith("SCAFFOLD")] == ["0.6000"]
 
 
 def test_what_is_marked_in_the_committed_results(committed):
@@ -153,7 +183,7 @@ def test_names_on_the_page_are_not_markup(tmp_path):
     strange = "<script>`a|b`"
     entry = entry_of("digits", "fedavg")
     write_cell(tmp_path, entry, (0.1, 0.5), device=strange, data={"words": strange})
-    text = Filler(tmp_path).page()
+    (text,) = Filler(tmp_path).pages().values()
     assert text.count(r"&lt;script&gt;\`a\|b\`") == 2
     assert "<script>" not in text
 
@@ -169,9 +199,9 @@ def test_a_row_is_over_seeds_and_apart_by_precision(results):
 
 def test_fedda_stands_beside_the_best_other_as_the_verdicts_count_it(tmp_path):
     for name, algorithm, end in (
-        ("table3", "fedavg", 0.6),
-        ("table3", "fedda-sgdm", 0.5),
-        ("table3", "fedda-adam", 0.601),  # within a hundredth
+        ("table3", "fedavg", 0.8),
+        ("table3", "fedda-sgdm", 0.7),
+        ("table3", "fedda-adam", 0.801),  # within a hundredth
         ("table3", "fedda-adagrad", None),
         ("table4", "fedavg", 0.02),
         ("table4", "fedda-sgdm", 0.01),
@@ -179,15 +209,18 @@ def test_fedda_stands_beside_the_best_other_as_the_verdicts_count_it(tmp_path):
         ("table4", "fedda-adagrad", None),
     ):
         higher = name == "table3"
-        write_cell(tmp_path, entry_of(name, algorithm), (0.1, end), higher_is_better=higher)
+        for seed in range(3):
+            ends = (0.1, end and end * (1 + (seed - 1) / 1000))
+            write_cell(tmp_path, entry_of(name, algorithm), ends, seed, higher_is_better=higher)
     filler = Filler(tmp_path)
-    places = [row["it is"] for row in filler.tables["columns"]]
-    ahead, tied, behind, _ = tables.PLACES.values()
-    assert places == [behind, tied, behind, ahead, behind, behind]
-    assert filler.checks["F6"].numbers == {"ahead": "1", "tied": "1", "behind": "4"}
-    row = filler.tables["columns"][1]
-    assert (row["best other, ours"], row["best other, paper"]) == (
-        "FedAvg 0.6000",
+    rows = filler.tables["columns"]
+    ahead, equivalent, _, behind, _ = tables.PLACES.values()
+    assert [row["it is"] for row in rows] == [behind, equivalent, behind, ahead, behind, behind]
+    counts = filler.checks["F6"].numbers
+    assert [counts[each] for each in ("ahead", "equivalent", "undecided", "behind")] == list("1104")
+    assert rows[3]["better by, 95 %"].startswith("+0.0100 ["), "a smaller error is better"
+    assert (rows[1]["best other, ours"].partition(" ±")[0], rows[1]["best other, paper"]) == (
+        "FedAvg 0.8000",
         "MimeLite 0.851",
     )
 
