@@ -72,13 +72,18 @@ def test_the_page_loads_nothing_and_runs_nothing_of_the_data(html):
     assert len(ids) == len(set(ids))
 
 
-def test_every_link_within_the_committed_page_leads_somewhere(tmp_path, monkeypatch):
+def test_every_link_and_image_of_the_committed_pages_leads_somewhere(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "draw", lambda name, found: {})  # pictures are slow
-    (page,) = report.write(RESULTS, tmp_path)
-    text = page.read_text()
-    links = re.findall(r'href="#(.*?)"', text)
-    assert links
-    assert set(links) <= set(re.findall(r"<h2 id='(.*?)'>", text))
+    pages = report.write(RESULTS, tmp_path)
+    assert {page.name for page in pages} >= {"results.html", "table2.html", "claims.html"}
+    for page in pages:
+        text = page.read_text()
+        targets = re.findall(r'(?:href|src)="([^":]*)"', text)
+        assert targets, page
+        for target in targets:
+            path, _, heading = target.partition("#")
+            assert (page.parent / path).exists(), (page.name, target)
+            assert not heading or f"<h2 id='{heading}'>" in (page.parent / path).read_text()
 
 
 def test_an_empty_folder_is_a_message(tmp_path):

@@ -2,6 +2,7 @@
 
 import math
 import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,9 @@ def write(folder: Path, directory: Path) -> list[Path]:
         content = html.render("results.html", package=__package__, title=title, parts=parts)
         write_whole(target, content)
         written.append(target)
+        for image in re.findall('<img src="([^":]*)"', content):
+            (target.parent / image).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source.parent / image, target.parent / image)
     return written + files
 
 
@@ -64,6 +68,8 @@ def _html(markdown: str) -> str:
     text = re.sub(
         r'href="((?:\.\./|tables/)?[\w-]+\.md)', lambda match: f'href="{_renamed(match[1])}', text
     )
+    # Other pages of the repository are not part of the report.
+    text = re.sub(r'<a href="[^"#:]*\.md[^"]*">(.*?)</a>', r"\1", text)
     text = re.sub("(<table>.*?</table>)", r"<div class='scroll'>\1</div>", text, flags=re.DOTALL)
 
     def heading(match: re.Match[str]) -> str:
