@@ -46,9 +46,7 @@ def shuffled_rows(key: Array, count: Array, epoch: Array | int, position: Array)
         pair = (pair ^ (pair >> 15)) * jnp.uint32(0x846CA68B)
         return jnp.where(pair >> 31 == 1, other, row)
 
-    if (
-        jax.default_backend() == "cpu"
-    ):  # which computes a loop three times as fast as its iterations
+    if jax.default_backend() == "cpu":  # a loop is three times as fast as its iterations
         row = lax.fori_loop(jnp.uint32(0), jnp.uint32(ROUNDS), swap, row)
     else:
         for number in range(ROUNDS):
