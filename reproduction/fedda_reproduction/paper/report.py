@@ -66,7 +66,9 @@ def _html(markdown: str) -> str:
     """Convert Markdown to HTML, with scrolling tables and headings that can be linked to."""
     text: str = MarkdownIt("commonmark").enable("table").render(re.sub("<!--.*?-->", "", markdown))
     text = re.sub(
-        r'href="((?:\.\./|tables/)?[\w-]+\.md)', lambda match: f'href="{_renamed(match[1])}', text
+        r'href="((?:tables/)?[\w-]+\.md|\.\./README\.md)',
+        lambda match: f'href="{_renamed(match[1])}',
+        text,
     )
     # Other pages of the repository are not part of the report.
     text = re.sub(r'<a href="[^"#:]*\.md[^"]*">(.*?)</a>', r"\1", text)
