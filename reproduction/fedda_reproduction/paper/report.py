@@ -66,7 +66,7 @@ def _html(markdown: str) -> str:
     """Convert Markdown to HTML, with scrolling tables and headings that can be linked to."""
     text: str = MarkdownIt("commonmark").enable("table").render(re.sub("<!--.*?-->", "", markdown))
     text = re.sub(
-        r'href="((?:\.\./README|(?:tables/)?[\w-]+)\.md)',
+        r'href="((?:tables/)?[\w-]+\.md|\.\./README\.md)',
         lambda match: f'href="{_renamed(match[1])}',
         text,
     )
