@@ -231,6 +231,15 @@ def test_a_checkpoint_and_a_foreign_file_with_a_checksum_are_refused(tmp_path: P
             fedda.load(tmp_path / f"{number}")
 
 
+@pytest.mark.parametrize("name", ["", ".state", "['state']", ".state.other", ".state['params']"])
+def test_a_result_with_arrays_of_other_names_is_refused(name: str, kept: Path, tmp_path: Path):
+    arrays, notes = saved.read(kept)
+    named = {name: next(iter(arrays.values()))}
+    checkpoint.write(tmp_path / "crafted", 4, named, notes)
+    with pytest.raises(InputError, match="whose arrays are not those of a result"):
+        fedda.load(tmp_path / "crafted")
+
+
 def test_a_file_of_a_newer_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with monkeypatch.context() as newer:
         newer.setattr(saved, "VERSION", saved.VERSION + 1)

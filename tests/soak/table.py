@@ -86,5 +86,7 @@ def markdown(runs: list[dict[str, Any]]) -> str:
         "",
         "Runs:",
     ]
-    lines += [f"- {run['date']}, commit {run['commit']}, {run['minutes']} minutes" for run in runs]
+    for run in runs:
+        about = f"- {run['date']}, commit {run['commit']}, {run['minutes']} minutes"
+        lines.append(about + (f": {run['note']}" if "note" in run else ""))
     return "\n".join(lines) + "\n"

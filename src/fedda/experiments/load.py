@@ -122,6 +122,13 @@ def _result(
                 "Set JAX_ENABLE_X64=1."
             )
     found = nested(arrays)
+    if not isinstance(found, Node) or "params" not in getattr(
+        found.parts.get("state"), "parts", ()
+    ):
+        raise InputError(
+            f"got {source}, whose arrays are not those of a result; expected a file of "
+            "result.save, or a run directory. Give one of these."
+        )
     state = jax.tree.map(jnp.asarray, found.state)
     if model is not None:
         what, advice = f"the model in {source}", "Give the model that was trained."
