@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 import fedda
+from conformance.problem import mean_gradient
 from fedda.core.losses import cross_entropy
 from fedda_reproduction.study.fedmoments import FEDMOMENTS
-from helpers.problems import BATCH, CLASSIFIED, W0, drawn, matrix, mean_gradient, softmax
+from helpers.problems import BATCH, CLASSIFIED, W0, drawn, matrix, softmax
 from helpers.quadratics import Quadratics, two_kinds_of_clients
 
 pytestmark = pytest.mark.usefixtures("x64")
