@@ -197,7 +197,7 @@ def test_the_order_of_batches_depends_on_the_seed(variant):
     hp = api.traced(algorithm.Hyper(), MODEL)
 
     def rounds(seed):
-        run = begin(algorithm, MODEL, False, shards.num_clients)(hp, random.key(0))
+        run = begin(algorithm, False, shards.num_clients)(hp, MODEL.init(random.key(0)))
         span = Span(first=0, last=ROUNDS, cohorts=COHORTS, shards=shards)
         return segment(algorithm, TASK, PLAIN, False)(hp, run, random.key(seed), span)[0]
 
@@ -357,7 +357,7 @@ def ledger_round(layout, hp, state, memory, shards, cohort, key):
 
 def ledger_start(gain=1.0):
     hp = LedgerHyper(jnp.asarray(gain))
-    run = begin(LEDGER, MODEL, False, labelled().num_clients)(hp, random.key(0))
+    run = begin(LEDGER, False, labelled().num_clients)(hp, MODEL.init(random.key(0)))
     return hp, run.state, run.memory
 
 

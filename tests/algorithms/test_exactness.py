@@ -187,9 +187,8 @@ def test_a_start_from_zero_momentum_tells_the_same(number):
     decay = BETA1**client.T
     share = BETA1 * (1 - decay) / (1 - BETA1)
     close(fedda.momentum, jax.tree.map(lambda m, m_r: m + decay * m_r, zero.momentum, client.m))
-    hp = algorithms.get("fedda-sgdm").Hyper(**SGDM)
     P, P0 = (
-        moved(hp, State(client.W, start), upload)
+        moved(BETA1, State(client.W, start), upload)
         for start, upload in ((client.m, fedda), (nothing, zero))
     )
     close(P, jax.tree.map(lambda P, m_r: P + share * m_r, P0, client.m))

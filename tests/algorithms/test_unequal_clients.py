@@ -55,7 +55,7 @@ def play(variant, task, after=None):
     algorithm, shards, key = variant.algorithm, small_clients(), jax.random.key(3)
     hp = api.traced(algorithm.Hyper(), MODEL)
     if after is None:
-        run, number = begin(algorithm, MODEL, False, shards.num_clients)(hp, key), 0
+        run, number = begin(algorithm, False, shards.num_clients)(hp, MODEL.init(key)), 0
     else:
         run, number = jax.tree.map(np.asarray, after), 1  # a copy: programs reuse their arguments
     everyone = np.arange(len(SMALL), dtype=np.int32)[None]

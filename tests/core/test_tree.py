@@ -31,3 +31,9 @@ def test_all_finite_of_clients_and_of_nothing():
     x = {"w": jnp.zeros((3, 4)).at[1, 2].set(jnp.nan), "b": jnp.zeros((3, 20_000))}
     assert jax.vmap(tree.all_finite)(x).tolist() == [True, False, True]
     assert tree.all_finite(())
+
+
+def test_random_keys_are_finite():
+    x = {"key": jax.random.key(3, impl="rbg"), "w": jnp.zeros(2)}
+    assert tree.all_finite(x)
+    assert not tree.all_finite(x | {"w": jnp.full(2, jnp.nan)})

@@ -114,7 +114,7 @@ def test_one_program_serves_all_batches(monkeypatch, compilations, devices):
     kinds = 3 - devices  # of rounds: with mini-batches, and in one case with all data
 
     def programs():
-        return [compilations.count(f"jit({name})") for name in ("begin", "segment", "evaluate")]
+        return [compilations.count(f"jit({name})") for name in ("initial", "segment", "evaluate")]
 
     def train(*arguments, original=together.train):
         assert programs() == [1, kinds, 1]
@@ -187,16 +187,16 @@ def test_one_run_that_is_too_large_and_other_errors(monkeypatch):
 
 def test_the_largest_batch_that_fits_is_chosen(sizes, monkeypatch):
     setup, hyper = api.prepare("scaffold", MODEL, CLIENTS, squared_error, **SETTINGS)
-    hypers = api.traced(jax.tree.map(lambda value: np.full(4, value), hyper), MODEL)
-    needed = {size: together._compile(setup, hypers, range(4), size) for size in (1, 2, 4)}
+    hypers = api.traced(jax.tree.map(lambda value: np.full(8, value), hyper), MODEL)
+    needed = {size: together.compile_batch(setup, hypers, range(8), size) for size in (2, 4, 8)}
     # The server's two models, and five clients' variates, each run has for itself.
     assert all(needed[size] >= size * (2 * 6 + 5 * 6) * 4 for size in needed)
-    assert needed[1] < needed[2] < needed[4]
-    rooms = {needed[4]: 4, needed[4] - 1: 2, needed[2]: 2, needed[2] - 1: 1, 1: 1}
+    assert needed[2] < needed[4] < needed[8]
+    rooms = {needed[8]: 8, needed[8] - 1: 4, needed[4]: 4, needed[4] - 1: 3, 1: 1}
     for room, expected in rooms.items():
         monkeypatch.setattr(together, "_room", lambda setup, room=room: room)
         sizes.clear()
-        next(together.train_grid(setup, 4 * [hyper], range(4)))
+        next(together.train_grid(setup, 8 * [hyper], range(8)))
         assert sizes == [expected], "and one run is tried whatever is estimated"
 
 
@@ -206,7 +206,7 @@ def test_a_program_that_cannot_even_be_compiled(sizes, monkeypatch):
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: while autotuning")
         return 1
 
-    monkeypatch.setattr(together, "_compile", compiled)
+    monkeypatch.setattr(together, "compile_batch", compiled)
     grid()
     assert sizes == [1] * 12, "12, 6 and 3 are too many"
 

@@ -15,6 +15,7 @@ from flwr.common.secure_aggregation.crypto.shamir import combine_shares
 from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
 from scipy import stats
 
+from fedda import algorithms
 from fedda.flower import client_app, messages, secure_mods
 from fedda.flower.aggregation import AggregationError
 from helpers.secure_federation import (
@@ -270,7 +271,7 @@ def test_a_client_answers_a_query_and_does_not_tell_how_many_examples_it_has():
     app = client_app(TASK, lambda context: examples(0), mods=secure_mods())
     context = Context(1, NODES[0], {"partition-id": 0}, RecordDict(), {})
     reply = app(Message(RecordDict(), NODES[0], "query"), context)
-    assert reply.content["fedda"] == {"partition": 0}
+    assert reply.content["fedda"] == {"partition": 0, "algorithms": algorithms.names()}
 
 
 @pytest.mark.parametrize(("shares", "needed"), [(1, 1), (4, 2), (5, 1)])

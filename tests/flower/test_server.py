@@ -57,9 +57,12 @@ FIRST = [next(iter(module.variants)) for module in registry.modules()]  # others
     ],
 )
 def test_every_algorithm_comes_to_the_state_of_the_simulator(name):
-    there, here = simulated(name), serve(grid(), settings(name))
-    assert_same(here.state, there.state)
+    # Without limits: of four clients with 4 or 7 examples, an honest one may add more than three
+    # times the median to a sum. Its weight would be lowered, and a simulation lowers none.
+    free = {"most_norm_ratio": None, "most_sum_ratio": None, "most_weight_ratio": None}
+    there, here = simulated(name), serve(grid(), settings(name, **free))
     assert not here.events
+    assert_same(here.state, there.state)
     assert here.history[-1]["train_loss"] > 0
 
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import fedda
-from conformance.problem import mean_gradient
 from fedda.core.losses import cross_entropy
 from fedda_reproduction.study.fedmoments import FEDMOMENTS
 from helpers.problems import BATCH, CLASSIFIED, W0, drawn, matrix, softmax
@@ -31,14 +30,14 @@ def reference(draws, client_lr, server_lr, beta1, shrink):
     W, m, kept = W0, 0 * W0, []
     for visits in draws:
         seen = []
-        for N, batches in visits:
+        for visit in visits:
             w, gradients = W, []
-            for x, y, factor in batches:
-                gradients.append(factor * mean_gradient(w, x, y))
+            for batch in visit.batches:
+                gradients.append(batch.gradient(w))
                 w = w - client_lr * gradients[-1]
-            if N:
+            if visit.examples:
                 S = sum(gradients)
-                seen.append((N, S, S - start_of_line(gradients)))
+                seen.append((visit.examples, S, S - start_of_line(gradients)))
         p = np.array([N for N, _, _ in seen]) / sum(N for N, _, _ in seen)
         S = sum(p_i * S_i for p_i, (_, S_i, _) in zip(p, seen, strict=True))
         E = sum(p_i * E_i for p_i, (_, _, E_i) in zip(p, seen, strict=True))

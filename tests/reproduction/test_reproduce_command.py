@@ -15,7 +15,8 @@ from fedda.experiments import run as experiment
 from fedda.simulate import train
 from fedda.tasks import config
 from fedda_reproduction import reproduce
-from fedda_reproduction.paper import cells, experiments, training
+from fedda_reproduction.paper import cells, corrections, experiments, training
+from fedda_reproduction.paper.verdicts import Verdict
 from helpers.finished_runs import RESULTS
 
 FOLDER = Path("reproduction/results")  # the default
@@ -159,15 +160,18 @@ def test_the_command_says_what_other_processes_are_working_on(fedda):
     assert err == "Other processes are working on 1 of the runs.\n"
 
 
-def test_what_is_written_before_a_correction_is_said(fedda):
-    fedda("digits", "--rounds", "2", "--only", "scaffold", "-q")
-    (path,) = FOLDER.glob("cells/digits/scaffold-*.json")
-    content = json.loads(path.read_text()) | {"date": "2026-01-01T00:00:00Z"}
-    del content["checksum"]
-    path.write_text(json.dumps(content | {"checksum": cells._hash(content)}))
-    _, out, _ = fedda("digits", "--rounds", "2", "--only", "scaffold")
-    assert "SCAFFOLD ‡" in out
-    assert "‡ made before a correction: SCAFFOLD everywhere. Its control variates" in out
+def test_what_was_made_before_a_correction_is_said(fedda, monkeypatch):
+    correction = {
+        "settings": {"algorithm": "fedprox"},
+        "runs": "FedProx",
+        "defect": "It was wrong.",
+    }
+    for since, marked in (("9999-01-01", True), ("2026-01-01", False)):
+        monkeypatch.setattr(corrections, "CORRECTIONS", [correction | {"since": since}])
+        _, out, _ = fedda("digits", "--rounds", "2", "--only", "fedavg,fedprox", "-q")
+        assert ("FedProx ‡" in out) == marked
+        assert ("‡ made before a correction: FedProx. It was wrong." in out) == marked
+        assert "FedAvg ‡" not in out
 
 
 # ------------------------------------------------------------------------------------- stopping
@@ -246,13 +250,13 @@ def test_the_pages_are_written_from_the_cells(fedda, tmp_path):
         assert "Table 2" not in text
 
 
-def test_an_outdated_verdict_is_said_when_the_page_is_written(fedda, tmp_path):
+def test_an_outdated_verdict_is_replaced_when_the_page_is_written(fedda, tmp_path):
     shutil.copytree(RESULTS / "cells/digits", tmp_path / "few/cells/digits")
-    page = "| F9 | More rounds. | confirmed | <!-- number: F9 rising --><!-- end --> |\n"
-    (tmp_path / "few/README.md").write_text(page)
-    code, _, err = fedda("--write", "--results", "few")
-    assert code == 0
-    assert "README.md says that F9 is confirmed, and the numbers say open: write its verdict" in err
+    page = tmp_path / "few/README.md"
+    page.write_text("<!-- table: claims -->\n\n| F9 | More rounds. | confirmed |\n\n<!-- end -->\n")
+    assert fedda("--write", "--results", "few")[0] == 0
+    (line,) = re.findall(r"^\| F9 \|.*$", page.read_text(), re.MULTILINE)
+    assert line.split(" | ")[2] == Verdict.UNDECIDED
 
 
 @pytest.mark.parametrize("words", [("--list",), ("--write",), ("--report", "page"), ("digits",)])

@@ -301,7 +301,7 @@ def test_the_last_rounds_take_one_step_with_all_data():
     shards = from_clients(CLIENTS)
     task = Task(MODEL, squared_error, Plan(2, 3), (first_error,))
     full = task._replace(plan=Plan(2, 1, "full"))
-    state = begin(algorithm, MODEL, False, shards.num_clients)(hp, key)
+    state = begin(algorithm, False, shards.num_clients)(hp, MODEL.init(random.fold_in(key, 0)))
     losses = []
     for number in range(ROUNDS):
         cohorts = np.zeros((EVERY, 3), np.int32)

@@ -96,7 +96,11 @@ def all_finite(x: PyTree) -> Array:
     # Zero times a number is zero if the number is finite, else NaN. A CPU computes a sum of floats
     # five times as fast as a conjunction.
     default = jnp.result_type(float)
-    zeros = [jnp.ravel(jnp.multiply(leaf, 0)).astype(default) for leaf in jax.tree.leaves(x)]
+    zeros = [
+        jnp.ravel(jnp.multiply(leaf, 0)).astype(default)
+        for leaf in jax.tree.leaves(x)
+        if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)  # others are finite
+    ]
     # One reduction for all small leaves: on a GPU, time depends on the number of reductions.
     small = [jnp.zeros(1), *(leaf for leaf in zeros if leaf.size < 1_000_000)]
     groups = [jnp.concatenate(small), *(leaf for leaf in zeros if leaf.size >= 1_000_000)]
