@@ -46,7 +46,7 @@ test-peers:  ## Equality with FedJAX and Flower, in an environment of its own
 # Kills, damaged files, full disks, hostile replies and more. The table says what failed.
 soak: $(VENV)/ready  ## Thousands of disturbed runs, for MINUTES=30, with JOBS=2 processes
 	PYTHONPATH=tests $(BIN)/python -m soak --minutes $(or $(MINUTES),30) --jobs $(or $(JOBS),2) \
-	    --out $(or $(OUT),tests/soak)
+	    --out $(or $(OUT),tests/soak) $(if $(SEED),--seed $(SEED))
 
 vectors: $(VENV)/ready  ## Write the test vectors again, from the references in NumPy
 	$(BIN)/python -m conformance.generate
