@@ -227,15 +227,15 @@ class Federation:
         return self.processes[name]
 
     def stop(self) -> None:
-        """Stop all processes; those that Flower started notice that they are alone, and end."""
+        """Stop all processes, and those that they started, which may still write files."""
         for process in reversed(self.processes.values()):
             process.terminate()
         for process in self.processes.values():
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         self.processes.clear()
 
     def log(self, name: str) -> str:
