@@ -166,7 +166,7 @@ def _fill(runs: list[Config], folder: Path, seconds: float | None, quiet: bool) 
 
 def _print(chosen: list[Experiment], runs: list[Config], folder: Path, rounds: int | None) -> None:
     from fedda_reproduction import reproduce
-    from fedda_reproduction.paper import cells, corrections, tables
+    from fedda_reproduction.paper import cells, tables
 
     finished = cells.read_all(folder).finished
     for experiment in chosen:
@@ -182,8 +182,5 @@ def _print(chosen: list[Experiment], runs: list[Config], folder: Path, rounds: i
             theirs = " or ".join(f"{length:,}" for length in sorted(lengths))
             say(f"These are after {rounds:,} rounds, not {theirs}: do not compare them.")
         say(*filter(None, [experiment.note]))
-    groups = {cells.group(config) for config in runs}
-    for correction in corrections.missing_in(cell for cell in finished if cell.group in groups):
-        say(f"‡ made before a correction: {correction['runs']}. {correction['defect']}")
     gone = reproduce.missing(runs, finished)
     say(f"{len(runs) - gone} of {len(runs)} runs are done, {gone} are missing.")

@@ -1,18 +1,16 @@
 """The page of results: tables and numbers are filled in by name, prose and verdicts are checked."""
 
-import calendar
 import json
 import re
-import time
 
 import pytest
 
 from fedda.algorithms import registry
 from fedda.errors import InputError
-from fedda_reproduction.paper import cells, corrections, page, tables
+from fedda_reproduction.paper import cells, page, tables
 from fedda_reproduction.paper.experiments import experiments
 from fedda_reproduction.paper.page import Filler
-from helpers.finished_runs import RESULTS, SUMMARY, entries, entry_of, write_cell
+from helpers.finished_runs import RESULTS, entry_of, write_cell
 
 
 @pytest.fixture(scope="module")
@@ -130,53 +128,22 @@ def test_results_of_uncommitted_code_are_marked(results):
     assert {row["run"]: row["seeds"] for row in rows}["FedAvg"] == "1"
 
 
-def test_results_from_before_a_correction_are_marked_until_they_are_run_again(
+def test_a_run_of_an_earlier_version_is_not_finished_and_gives_way_to_the_new_one(
     tmp_path, monkeypatch
 ):
-    """A date decides, or the version of the algorithm: a new run loses the mark by itself."""
-    run = entry_of("table5", "fedlin").resolved()
-    rows = [{"round": run.rounds, "train_loss": 1.0, "loss": 1.0, "accuracy": 0.5}]
-    day = calendar.timegm(time.strptime("2026-11-18", "%Y-%m-%d"))
-    for date, marked in ((day - 1, True), (day, False)):
-        cells.write(tmp_path, run, rows, SUMMARY, date)
-        filler = Filler(tmp_path)
-        assert ("| FedLin ‡ |" in filler.pages()[tmp_path / "README.md"]) == marked
-        runs = [row["runs"] for row in filler.tables["corrections"]]
-        assert runs == (["FedLin in table 5"] if marked else [])
-    variant = registry.variants()["scaffold"]
+    variant, digits = registry.variants()["scaffold"], experiments()["digits"]
+    assert variant.version > 1
     with monkeypatch.context() as patch:
         patch.setattr(registry, "variants", lambda: {"scaffold": variant._replace(version=1)})
-        old = cells.write(
-            tmp_path,
-            run := entry_of("digits", "scaffold").resolved(),
-            [{"round": run.rounds, "train_loss": 1.0, "loss": 1.0, "accuracy": 0.5}],
-            SUMMARY,
-        )
-    assert corrections.mark([cells.read(old)])
-    new = cells.write(
-        tmp_path,
-        run,
-        [{"round": run.rounds, "train_loss": 1.0, "loss": 1.0, "accuracy": 0.6}],
-        SUMMARY,
-    )
-    assert not corrections.mark([cells.read(new)])
-    rows = tables.rows(experiments()["digits"], cells.read_all(tmp_path).finished)
-    assert [row["ours"] for row in rows if row["run"].startswith("SCAFFOLD")] == ["0.6000"]
-
-
-def test_what_is_marked_in_the_committed_results(committed):
-    marked = {
-        (cell.config.task, cell.config.algorithm, cell.config.stabilise > 0)
-        for cell in committed.finished
-        if corrections.mark([cell])
-    }
-    full = {entry.algorithm for entry in entries("recommended-stackexchange")}
-    assert marked <= {
-        ("stackexchange", "fedlin", False),
-        ("stackexchange", "stem", False),
-        *((task, "scaffold", False) for task in ("digits", "emnist", "cifar100", "stackexchange")),
-        *(("stackexchange", algorithm, True) for algorithm in full),
-    }
+        write_cell(tmp_path, entry_of("digits", "scaffold"), (0.1, 0.5))
+    (old,) = cells.read_all(tmp_path).finished
+    assert old.outdated
+    assert tables.counted(digits, [old])[0] == 0
+    write_cell(tmp_path, entry_of("digits", "scaffold"), (0.1, 0.6))
+    finished = cells.read_all(tmp_path).finished
+    assert (len(finished), tables.counted(digits, finished)[0]) == (2, 1)
+    shown = {row["run"]: row["ours"] for row in tables.rows(digits, finished)}
+    assert shown["SCAFFOLD"] == "0.6000"
 
 
 def test_names_on_the_page_are_not_markup(tmp_path):

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from fedda.algorithms import registry
 from fedda.experiments import run as experiment
 from fedda.simulate import train
 from fedda.tasks import config
 from fedda_reproduction import reproduce
-from fedda_reproduction.paper import cells, corrections, experiments, training
+from fedda_reproduction.paper import cells, experiments, training
 from fedda_reproduction.paper.verdicts import Verdict
 from helpers.finished_runs import RESULTS
 
@@ -160,18 +161,20 @@ def test_the_command_says_what_other_processes_are_working_on(fedda):
     assert err == "Other processes are working on 1 of the runs.\n"
 
 
-def test_what_was_made_before_a_correction_is_said(fedda, monkeypatch):
-    correction = {
-        "settings": {"algorithm": "fedprox"},
-        "runs": "FedProx",
-        "defect": "It was wrong.",
-    }
-    for since, marked in (("9999-01-01", True), ("2026-01-01", False)):
-        monkeypatch.setattr(corrections, "CORRECTIONS", [correction | {"since": since}])
-        _, out, _ = fedda("digits", "--rounds", "2", "--only", "fedavg,fedprox", "-q")
-        assert ("FedProx ‡" in out) == marked
-        assert ("‡ made before a correction: FedProx. It was wrong." in out) == marked
-        assert "FedAvg ‡" not in out
+def test_a_run_is_made_again_when_its_algorithm_was_corrected(fedda, monkeypatch):
+    words = ("digits", "--rounds", "2", "--only", "fedprox")
+    fedda(*words, "-q")
+    made = names(FOLDER)
+    variants = registry.variants()
+    newer = variants["fedprox"]._replace(version=variants["fedprox"].version + 1)
+    monkeypatch.setattr(registry, "variants", lambda: variants | {"fedprox": newer})
+    done = "--list", *words
+    assert fedda(*done)[1].split()[-1] == "0", "it is no longer done"
+    _, out, _ = fedda(*words, "-q")
+    assert "1 of 1 runs are done, 0 are missing." in out
+    assert len(names(FOLDER)) == 2
+    assert {*made} < {*names(FOLDER)}
+    assert fedda(*done)[1].split()[-1] == "1"
 
 
 # ------------------------------------------------------------------------------------- stopping

@@ -52,7 +52,6 @@ class Filler:
             "tuned": verdicts.tuned_margins(self.finished),
             "tuning": tables.tuning(folder),
             "sources": tables.sources(self.finished),
-            "corrections": tables.corrections_of(self.finished),
         }
 
     def pages(self) -> dict[Path, str]:
@@ -104,7 +103,8 @@ class Filler:
         if len(runs) == 1:
             return f"{comparison.mean(runs[0]):.4f}"
         mean, low, high, _ = comparison.margin(*runs)
-        return f"{100 * mean:.1f}" + ("" if math.isnan(low) else f" ± {50 * (high - low):.1f}")
+        points = round(100 * mean, 1) + 0.0  # -0.0 becomes 0.0
+        return f"{points:.1f}" + ("" if math.isnan(low) else f" ± {50 * (high - low):.1f}")
 
     def _runs(self, name: str) -> list[Cell]:
         experiment, _, label = name.partition("/")
