@@ -408,9 +408,10 @@ def test_keys_and_memory_do_not_depend_on_position_chunk_or_device(chunk, device
         assert_same(jax.device_get(ledger_twice(Layout(chunk, mesh), order)), expected)
 
 
-def test_one_client_that_is_not_finite_keeps_its_memory():
+@pytest.mark.parametrize("layout", [PLAIN, Layout(1)], ids=["together", "one by one"])
+def test_one_client_that_is_not_finite_keeps_its_memory(layout):
     bad = 0  # in both cohorts
-    state, memory, info = ledger_twice(PLAIN, poison=[bad])
+    state, memory, info = ledger_twice(layout, poison=[bad])
     expected, kept, _ = ledger_twice(PLAIN)
     others = (np.arange(len(COUNTS)) != bad).astype(float)
     assert_same(memory, tree.scale(others, kept))
@@ -419,27 +420,29 @@ def test_one_client_that_is_not_finite_keeps_its_memory():
     assert (info.nonfinite, info.skipped) == (2, 0)  # two uploads in a round
 
 
+@pytest.mark.parametrize("layout", [PLAIN, Layout(1)], ids=["together", "one by one"])
 @pytest.mark.parametrize("phase", [0, 1])
-def test_a_round_with_one_unusable_phase_leaves_no_trace(phase):
+def test_a_round_with_one_unusable_phase_leaves_no_trace(phase, layout):
     # All of the cohort is lost in one phase, and none in the other.
     lost = [client for client in COHORTS[0] if COUNTS[client]]
     hp, state, memory = ledger_start()
     shards, key = labelled(lost, phases=[phase]), random.key(5)
     state, memory, info = ledger_round(
-        PLAIN, hp, state, memory, shards, jnp.asarray(COHORTS[0]), key
+        layout, hp, state, memory, shards, jnp.asarray(COHORTS[0]), key
     )
     assert_same((hp, state, memory), ledger_start())
     assert (info.nonfinite, info.skipped) == (len(lost), 1)
 
 
-def test_a_sum_that_overflows_leaves_no_trace():
+@pytest.mark.parametrize("layout", [PLAIN, Layout(1)], ids=["together", "one by one"])
+def test_a_sum_that_overflows_leaves_no_trace(layout):
     # Every upload is finite and their sum is not: all of the memory goes back, in both phases.
     hp, state, memory = ledger_start()
     spoilt = federation(
         data=lambda client: (np.tile([client, 1e308, 0.0], (COUNTS[client], 1)), 0.0)
     )
     cohort, key = jnp.asarray(COHORTS[0]), random.key(5)
-    state, memory, info = ledger_round(PLAIN, hp, state, memory, spoilt, cohort, key)
+    state, memory, info = ledger_round(layout, hp, state, memory, spoilt, cohort, key)
     assert_same((hp, state, memory), ledger_start())
     assert (info.nonfinite, info.skipped) == (0, 1)
 

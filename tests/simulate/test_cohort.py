@@ -12,6 +12,7 @@ from jax import random
 from jax.sharding import Mesh
 
 from fedda import api
+from fedda.core import tree
 from fedda.core.task import Plan, Task
 from fedda.data.federation import Shards
 from fedda.models import Model
@@ -287,15 +288,42 @@ def test_chunks_in_the_wrong_order_get_the_program_of_a_larger_one():
         number, _ = client
         return (jnp.ones(()), jnp.asarray(most or 9)), number
 
-    def add_up(parts, kept, clients):
-        return jax.tree.map(lambda part: part.sum(0), parts), kept
-
     sizes = jnp.array([1, 3, 1, 9, 2, 1, 2, 1])
     ids = jnp.arange(8, dtype="int32")
-    total, kept = sum_over_clients(Layout(1, widths=(1, 4)), work, add_up, (), (ids, ids), sizes)
+    total, kept = sum_over_clients(
+        Layout(1, widths=(1, 4)), work, tree.all_finite, tree.zeros_like, (), (ids, ids), sizes
+    )
     # The smallest program that suits a client and all that follow it.
     assert (total[0], total[1]) == (8, 9 + 9 + 9 + 9 + 4 + 4 + 4 + 1)
     np.testing.assert_array_equal(kept, ids)
+
+
+@pytest.mark.parametrize("bad", [[], [3], [0, 15, 16, 39], [*range(40)]], ids=str)
+def test_clients_one_by_one_without_those_that_are_not_finite(bad):
+    """Also in the same program as a run in which other clients are not finite."""
+    ids, sizes = jnp.arange(40), jnp.ones(40, "int32")
+
+    def work(poison, client, most):
+        number, memory = client
+        value = jnp.where(poison[number], jnp.nan, number.astype("float32") ** 2)
+        return {"value": value, "lost": jnp.asarray(False)}, memory + number
+
+    def dropped(part):
+        return {"value": jnp.zeros((), "float32"), "lost": jnp.ones((), part["lost"].dtype)}
+
+    def total(poison):
+        return sum_over_clients(
+            Layout(1), work, lambda part: tree.all_finite(part["value"]), dropped, poison,
+            (ids, 100 * ids), sizes, axis="runs",
+        )  # fmt: skip
+
+    poison = np.zeros((3, 40), bool)
+    poison[0, bad], poison[1, 7] = True, True
+    sums, memory = jax.device_get(jax.vmap(total, axis_name="runs")(poison))
+    for run, lost in enumerate(poison):
+        assert sums["value"][run] == (np.flatnonzero(~lost) ** 2).sum()
+        assert sums["lost"][run] == lost.sum()
+        np.testing.assert_array_equal(memory[run], np.where(lost, 100, 101) * np.arange(40))
 
 
 @pytest.mark.parametrize(

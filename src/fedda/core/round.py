@@ -55,27 +55,15 @@ def _contribute(
     return tree.where(present, part, tree.zeros_like(part)), tree.where(present, kept, memory)
 
 
-def _add_up(parts: PyTree, kept: PyTree, clients: PyTree) -> tuple[PyTree, PyTree]:
-    """Return the sum of the clients' contributions, without non-finite ones, and their memories.
+def _finite(part: _Contribution) -> Array:
+    """Return whether the upload and the statistics of a client, or of a sum, are finite."""
+    return tree.all_finite((part.upload, part.seen))
 
-    A sum is finite only if all its terms are finite, because nothing cancels an infinity or a NaN.
-    So the clients are checked one by one only if the sum is not finite. Usually their uploads are
-    read only once.
-    """
-    _, memory = clients
 
-    def without_nonfinite() -> tuple[PyTree, PyTree]:
-        finite = jax.vmap(lambda part: tree.all_finite((part.upload, part.seen)))(parts)
-        present = parts.counted
-        only_if = jax.vmap(tree.where)
-        sound = only_if(finite, parts, tree.zeros_like(parts))._replace(nonfinite=present & ~finite)
-        return tree.sum_leading(sound), only_if(present & finite, kept, memory)
-
-    if len(parts.counted) == 1:  # the sum is this client's upload: it is read and checked once
-        return without_nonfinite()
-    total = tree.sum_leading(parts)
-    sound = tree.all_finite((total.upload, total.seen))
-    return lax.cond(sound, lambda: (total, kept), without_nonfinite)
+def _dropped(part: _Contribution) -> _Contribution:
+    """Return what counts of a client whose contribution is not finite: that it was not."""
+    nonfinite = jnp.asarray(part.counted, part.nonfinite.dtype)
+    return tree.zeros_like(part)._replace(nonfinite=nonfinite)
 
 
 def merged(
@@ -110,10 +98,11 @@ def one_round(
     Args:
         algorithm: The algorithm.
         task: The model, the loss and the local work of a client.
-        sum_over_clients: `(work, add_up, shared, clients, sizes) -> (total, memories)`. It maps
-            `work(shared, client, most)` over the leading axis of `clients` (their ids and memories)
-            and reduces the results with `add_up`. `sizes` are the clients' numbers of examples. The
-            simulator decides how this is split into chunks, by size, and over devices.
+        sum_over_clients: `(work, finite, dropped, shared, clients, sizes) -> (total, memories)`. It
+            maps `work(shared, client, most)` over the leading axis of `clients` (their ids and
+            memories) and adds up the results, or `dropped(result)` where one is not `finite`.
+            `sizes` are the clients' numbers of examples. The simulator decides how this is split
+            into chunks, by size, and over devices.
         hp: The hyper-parameters.
         state: The server's state.
         memory: The clients' memories, one row for each client.
@@ -136,7 +125,7 @@ def one_round(
     for number, phase in enumerate(algorithm.phases):
         shared = (hp, phase.send(hp, state), shards, fold_in(key, number))
         work = partial(_contribute, phase, task)
-        total, new = sum_over_clients(work, _add_up, shared, (cohort, new), sizes)
+        total, new = sum_over_clients(work, _finite, _dropped, shared, (cohort, new), sizes)
         state = merged(phase, hp, before, state, total.upload)
         usable &= (total.counted > 0) & tree.all_finite((total.upload, state))
         seen = _add_seen(seen, total.seen)

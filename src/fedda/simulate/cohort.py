@@ -24,6 +24,8 @@ CPU_CACHE = 1.6e6
 # together there.
 OVERHEAD = {"cpu": 1.0, "gpu": 4.0}
 
+GROUP = 16  # clients that are computed one after the other, and whose sum is checked once
+
 
 def draw_cohort(seed: int, round_number: int, population: int, size: int) -> np.ndarray:
     """Draw the cohort of a round uniformly without replacement, independently of other rounds.
@@ -212,22 +214,28 @@ def _sum_over_devices(parts: PyTree) -> PyTree:
 def sum_over_clients(
     layout: Layout,
     work: Callable[..., tuple[PyTree, PyTree]],
-    add_up: Callable[..., tuple[PyTree, PyTree]],
+    finite: Callable[[PyTree], Array],
+    dropped: Callable[[PyTree], PyTree],
     shared: PyTree,
     clients: PyTree,
     sizes: Array,
     axis: str | None = None,
 ) -> tuple[PyTree, PyTree]:
-    """Map `work(shared, client, most)` over the clients and add up the results.
+    """Map `work(shared, client, most)` over the clients and add up the finite results.
 
     Every device computes a part of the cohort, chunk by chunk. A `vmap` computes the clients of
     a chunk. The last chunk is padded with clients without examples.
+
+    A sum is finite only if all its terms are finite, because nothing cancels an infinity or a NaN.
+    So the clients are checked one by one only if a sum is not finite.
 
     Args:
         layout: The chunk size and the devices.
         work: `(shared, client, most) -> (contribution, memory)`, for one client with at most `most`
             examples, or any number if `most` is `None`.
-        add_up: `(contributions, memories, clients) -> (sum, memories)`, for one chunk.
+        finite: `contribution -> bool`, for one client or for a sum.
+        dropped: `contribution -> contribution`, what counts of a client that is not finite. Such
+            a client keeps its old memory.
         shared: A tree that is the same for all clients.
         clients: The clients' ids and memories, stacked.
         sizes: The clients' numbers of examples.
@@ -254,39 +262,80 @@ def sum_over_clients(
 
     @partial(jax.jit, static_argnums=0)  # traced once, both for its shape and for the computation
     def one_chunk(most: int | None, shared: PyTree, clients: PyTree) -> tuple[PyTree, PyTree]:
-        if chunk == 1:  # faster without an axis of length 1
-            one = work(shared, jax.tree.map(lambda leaf: leaf[0], clients), most)
-            parts, kept = jax.tree.map(lambda leaf: leaf[None], one)
-        else:
-            parts, kept = jax.vmap(work, (None, 0, None))(shared, clients, most)
-        return add_up(parts, kept, clients)
+        if chunk == 1:  # faster without an axis of length 1; `add_one_by_one` checks it
+            part, kept = work(shared, jax.tree.map(lambda leaf: leaf[0], clients), most)
+            one = jax.tree.map(lambda leaf: leaf[None], (part, kept))
+            return tree.sum_leading(one[0]), one[1]
+        parts, kept = jax.vmap(work, (None, 0, None))(shared, clients, most)
+        total = tree.sum_leading(parts)
+
+        def without_nonfinite() -> tuple[PyTree, PyTree]:
+            good, only_if = jax.vmap(finite)(parts), jax.vmap(tree.where)
+            sound = only_if(good, parts, jax.vmap(dropped)(parts))
+            return tree.sum_leading(sound), only_if(good, kept, clients[1])
+
+        return lax.cond(finite(total), lambda: (total, kept), without_nonfinite)
 
     programs = [partial(one_chunk, most) for most in (*layout.widths, None)]
 
     def one_device(shared: PyTree, clients: PyTree, places: Array) -> tuple[PyTree, PyTree]:
-        if chunks_on_device == len(programs) == 1:
+        if chunk > 1 and chunks_on_device == len(programs) == 1:
             return programs[0](shared, clients)
-        ids, memory = jax.tree.map(lambda leaf: leaf.reshape(-1, chunk, *leaf.shape[1:]), clients)
-        shape, _ = jax.eval_shape(programs[-1], shared, tree.take((ids, memory), jnp.asarray(0)))
-        total = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
+        old = jax.tree.map(lambda leaf: leaf.reshape(-1, chunk, *leaf.shape[1:]), clients)
+        shape, _ = jax.eval_shape(programs[-1], shared, tree.take(old, jnp.asarray(0)))
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
+        loop = (zeros, old[1])
         # The chunks are in the order of their sizes: one loop for each program, the widest first.
         # If they were not, a chunk would get the program of the largest that follows.
         places = lax.cummax(places, reverse=True)
         for place, program in reversed([*enumerate(programs)]):
 
-            def body(
+            def add(
                 number: Array, loop: tuple[PyTree, PyTree], program: Any = program
             ) -> tuple[PyTree, PyTree]:
                 total, memory = loop
-                part, kept = program(shared, tree.take((ids, memory), number))
+                part, kept = program(shared, tree.take(old, number))
                 memory = jax.tree.map(lambda rows, new: rows.at[number].set(new), memory, kept)
                 return tree.add(total, part), memory
 
             first, last = (places > place).sum(), (places >= place).sum()
             if len(programs) == 1:
-                first, last = 0, chunks_on_device
-            total, memory = lax.fori_loop(first, last, body, (total, memory))
+                first, last = jnp.int32(0), jnp.int32(chunks_on_device)
+            if chunk > 1:
+                loop = lax.fori_loop(first, last, add, loop)
+            else:
+                loop = add_one_by_one(add, first, last, loop, zeros, old[1])
+        total, memory = loop
         return total, jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), memory)
+
+    def add_one_by_one(
+        add: Callable[..., Any], first: Array, last: Array, loop: Any, zeros: Any, old: Any
+    ) -> tuple[PyTree, PyTree]:
+        """Add up single clients in groups, and check the sum of each group.
+
+        A check of each client would read its upload once more, and the upload would have to be
+        written for that. If a group is not finite, its clients are computed again, one by one.
+        """
+
+        def one_group(loop: Any) -> Any:
+            number, alone, total, memory = loop  # each client before `alone` is its own group
+            end = jnp.where(number < alone, number + 1, jnp.minimum(number + GROUP, last))
+            part, memory = lax.fori_loop(number, end, add, (zeros, memory))
+            good = every = finite(part)
+            if axis is not None:  # runs that are trained together take the same groups
+                every = lax.pmin(good.astype("int32"), axis) > 0
+            done = every | (end == number + 1)
+            part = tree.where(good, part, dropped(part))
+            total = tree.add(total, tree.where(done, part, zeros))
+            memory = jax.tree.map(
+                lambda new, old: new.at[number].set(jnp.where(good, new[number], old[number])),
+                memory,
+                old,
+            )
+            return jnp.where(done, end, number), jnp.where(done, alone, end), total, memory
+
+        start = (first, jnp.zeros_like(first), *loop)
+        return lax.while_loop(lambda loop: loop[0] < last, one_group, start)[2:]
 
     def on_each_device(shared: PyTree, clients: PyTree, places: Array) -> tuple[PyTree, PyTree]:
         # Outside of this function, every device holds all clients, so one gather is enough.
