@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from helpers.federation import example
@@ -114,22 +115,31 @@ def test_fedda_in_a_deployed_federation(tmp_path: Path):
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="flwr[simulation] is missing")
 def test_fedda_in_flowers_simulation(tmp_path: Path):
-    home = tmp_path / "home"
+    home, port = tmp_path / "home", str(example.free_port())
     home.mkdir()
-    done = subprocess.run(
-        [
-            example.COMMANDS / "flwr", "run", str(APPS / "fedda"), "--stream",
-            "--run-config", f'num-server-rounds=2 local-epochs=6 out="{tmp_path / "model.pt"}"',
-        ],
-        env=os.environ | {
-            "PATH": f"{example.COMMANDS}{os.pathsep}{os.environ['PATH']}",
-            "FLWR_HOME": str(home),
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_TELEMETRY_ENABLED": "0",
-        },
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )  # fmt: skip
+    try:
+        done = subprocess.run(
+            [
+                example.COMMANDS / "flwr", "run", str(APPS / "fedda"), "--stream", "--run-config",
+                f'num-server-rounds=2 local-epochs=6 out="{tmp_path / "model.pt"}"',
+            ],
+            env=os.environ | {
+                "PATH": f"{example.COMMANDS}{os.pathsep}{os.environ['PATH']}",
+                "FLWR_HOME": str(home),
+                "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": port,
+                "FLWR_LOCAL_CONTROL_API_PORT": str(example.free_port()),
+                "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+                "FLWR_DISABLE_UPDATE_CHECK": "1",
+                "FLWR_TELEMETRY_ENABLED": "0",
+            },
+            capture_output=True,
+            text=True,
+            timeout=500,
+        )  # fmt: skip
+    finally:  # the SuperLink that `flwr run` started would go on
+        for process in psutil.process_iter(["cmdline"]):
+            if port in (process.info["cmdline"] or []):
+                process.terminate()
     assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "model.pt").exists(), done.stdout + done.stderr
     assert accuracy(tmp_path / "model.pt") > 0.3, "it would be 0.1 without training"
