@@ -35,10 +35,10 @@ test-newest:  ## PyTorch modules and Flower with the newest releases of all that
 	$(PYTHON) -m venv --clear .venv-newest
 	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
 	    -e ".[flower,report,torch]" "flwr[simulation]" optax polars pytest pytest-xdist
-	.venv-newest/bin/pytest -n auto -m "not slow" -W default tests/flower tests/torch \
+	.venv-newest/bin/pytest -n auto -m "not slow" -W default tests/flower tests/pytorch \
 	    tests/models/test_torch_modules.py tests/models/test_torch_errors.py \
 	    tests/models/test_torch_algorithms.py
-	.venv-newest/bin/pytest -m slow -W default tests/torch/test_example.py
+	.venv-newest/bin/pytest -m slow -W default tests/pytorch/test_example.py
 
 test-peers:  ## Equality with FedJAX and Flower, in an environment of its own
 	$(MAKE) VENV=.venv-peers LOCK=tests/peers/requirements.txt EXTRAS=flower .venv-peers/ready
