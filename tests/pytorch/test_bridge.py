@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 from jax import random
 
 import fedda.torch
-import torch
 from fedda.errors import InputError
 from fedda.torch import client_app, load
 from helpers.torch_problem import F, assert_equal_modules, network, twin

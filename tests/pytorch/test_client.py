@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Message, RecordDict
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import fedda.torch
-import torch
 from fedda.errors import InputError
 from fedda.flower import messages
 from fedda.torch import ALGORITHMS, DecoupledSGD, begin_round, client_app, end_round

@@ -6,8 +6,8 @@ import shutil
 
 import numpy as np
 import pytest
-
 import torch
+
 from fedda.core import tree
 from fedda.errors import InputError
 from fedda.torch import DecoupledSGD, begin_round, end_round

@@ -6,11 +6,11 @@ import sys
 import jax
 import numpy as np
 import pytest
+import torch
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 import fedda
-import torch
 from fedda.core.losses import squared_error
 from fedda.errors import InputError
 from fedda.flower import FedDA

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 from jax import random
 
 import fedda.torch
-import torch
 from fedda.core import tree
 from fedda.core.losses import squared_error
 from fedda.core.task import Plan, Task
