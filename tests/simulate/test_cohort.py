@@ -219,7 +219,7 @@ def test_clients_of_unequal_sizes_hardly_wait(devices):
     layout = layout_of(devices)
     chunk = automatic_chunk(4, EPOCH, count, 100, layout.mesh)
     assert chunk > 1
-    assert waste_of(layout._replace(chunk=chunk), count)["total"] < 0.25
+    assert waste_of(layout._replace(chunk=chunk), count)["total"] < 0.3
     assert waste_of(layout, count)["unequal_clients"] > 0.75
 
 
@@ -328,7 +328,7 @@ def test_clients_one_by_one_without_those_that_are_not_finite(bad):
 
 @pytest.mark.parametrize(
     ("plan", "sigma", "together"),
-    [(EPOCH, 0, 100), (Plan(20, 5), 1, 100), (EPOCH, 0.5, 10), (EPOCH, 1, 5)],
+    [(EPOCH, 0, 100), (Plan(20, 5), 1, 100), (EPOCH, 0.5, 10), (EPOCH, 1, 6)],
 )
 def test_as_many_clients_together_as_do_not_wait_long(plan, sigma, together):
     assert automatic_chunk(4, plan, lognormal(sigma), 100, None) == together
