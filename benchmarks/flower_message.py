@@ -44,9 +44,8 @@ def network() -> Any:
 
 def loader(_: Any = None) -> Any:
     """Return batches of the node's digits."""
-    from torch.utils.data import DataLoader, TensorDataset
-
     import torch
+    from torch.utils.data import DataLoader, TensorDataset
 
     data = TensorDataset(*map(torch.from_numpy, examples()))
     return DataLoader(data, BATCH, shuffle=True)
@@ -56,7 +55,6 @@ def own_loop(make_optimizer: Any, reply: Any) -> Any:
     """Return a client app with a training loop of its own."""
     from flwr.app import Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
-
     from torch import nn
 
     app = ClientApp()
@@ -89,9 +87,8 @@ def only_flower() -> Any:
 
 def flower_fedavg() -> Any:
     """Return Flower's own FedAvg with PyTorch."""
-    from flwr.app import ArrayRecord
-
     import torch
+    from flwr.app import ArrayRecord
 
     return own_loop(torch.optim.SGD, lambda module, _: ArrayRecord(module.state_dict()))
 

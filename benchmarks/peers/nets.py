@@ -10,10 +10,9 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import torch
 import torch.nn.functional as F  # noqa: N812
 from protocol import Problem, Weights
-
-import torch
 from torch import Tensor, nn
 
 

@@ -14,6 +14,7 @@ sys.modules["torchvision"] = MagicMock()
 
 import nets  # noqa: E402
 import protocol  # noqa: E402
+import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402, N812
 from fedlab.contrib.algorithm.fedavg import (  # noqa: E402
     FedAvgSerialClientTrainer,
@@ -21,8 +22,6 @@ from fedlab.contrib.algorithm.fedavg import (  # noqa: E402
 )
 from fedlab.core.standalone import StandalonePipeline  # noqa: E402
 from protocol import Weights  # noqa: E402
-
-import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 

@@ -13,14 +13,13 @@ from typing import Any
 
 import nets
 import protocol
+import torch
 import torch.nn.functional as F  # noqa: N812
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from protocol import Problem, Weights
-
-import torch
 
 PROBLEM = "PEER_FLOWER_PROBLEM"  # how the actors, which are processes of Ray, get to know it
 client_app = ClientApp()

@@ -46,6 +46,7 @@ def main() -> None:
 
     import nets
     import numpy as np
+    import torch
     import torch.nn.functional as F  # noqa: N812
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.aggregate.weighting import WeightByDatapoints
@@ -56,8 +57,6 @@ def main() -> None:
     from pfl.hyperparam import NNTrainHyperParams
     from pfl.metrics import Weighted
     from pfl.model.pytorch import PyTorchModel
-
-    import torch
 
     np.random.seed(0)  # the workers must draw the same cohorts
     x, y = nets.tensors(problem.x, problem.y)

@@ -13,10 +13,9 @@ from typing import Any
 
 import nets
 import protocol
+import torch
 import torch.nn.functional as F  # noqa: N812
 from protocol import Problem, Weights
-
-import torch
 from torch import Tensor, multiprocessing
 
 Tensors = list[Tensor]

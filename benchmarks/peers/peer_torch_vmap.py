@@ -7,12 +7,11 @@ import sys
 
 import nets
 import protocol
+import torch
 import torch.nn.functional as F  # noqa: N812
 from protocol import Weights
-from torch.func import functional_call, grad, vmap
-
-import torch
 from torch import Tensor
+from torch.func import functional_call, grad, vmap
 
 Params = dict[str, Tensor]
 

@@ -8,6 +8,7 @@ from unittest.mock import MagicMock
 # for a PyTorch without CUDA.
 sys.modules["torchvision"] = MagicMock()
 
+import torch  # noqa: E402
 from fedlab.contrib.algorithm.fedavg import (  # noqa: E402
     FedAvgSerialClientTrainer,
     FedAvgServerHandler,
@@ -22,7 +23,6 @@ from fedlab.contrib.algorithm.scaffold import (  # noqa: E402
 )
 from fedlab.core.standalone import StandalonePipeline  # noqa: E402
 
-import torch  # noqa: E402
 from conformance.audit.adapter import CLIENTS, ROUNDS, main  # noqa: E402
 from conformance.audit.peer_linear import linear, matrix, tensors  # noqa: E402
 

@@ -8,6 +8,7 @@ from unittest.mock import MagicMock
 for name in ("", ".datasets", ".datasets.utils", ".models", ".transforms"):
     sys.modules[f"torchvision{name}"] = MagicMock()
 
+import torch  # noqa: E402
 from fluke import DDict, FlukeENV  # noqa: E402
 from fluke.algorithms.fedavg import FedAVG  # noqa: E402
 from fluke.algorithms.fedavgm import FedAVGM  # noqa: E402
@@ -16,7 +17,6 @@ from fluke.algorithms.fedprox import FedProx  # noqa: E402
 from fluke.algorithms.scaffold import SCAFFOLD  # noqa: E402
 from fluke.data import DataSplitter, DummyDataContainer, FastDataLoader  # noqa: E402
 
-import torch  # noqa: E402
 from conformance.audit.adapter import CLIENTS, ROUNDS, main  # noqa: E402
 from conformance.audit.peer_linear import linear, matrix, tensors  # noqa: E402
 

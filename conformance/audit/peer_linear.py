@@ -1,8 +1,8 @@
 """The model of the vectors in PyTorch, for the libraries that train PyTorch modules."""
 
 import numpy as np
-
 import torch
+
 from conformance.audit.adapter import PROBLEM
 
 

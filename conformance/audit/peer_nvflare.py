@@ -10,6 +10,7 @@ import importlib
 import io
 import logging
 
+import torch
 import torch.nn.functional as F  # noqa: N812
 from nvflare.apis.fl_constant import FLMetaKey
 from nvflare.apis.fl_context import FLContext
@@ -21,7 +22,6 @@ from nvflare.app_opt.pt.fedopt_ctl import FedOpt
 from nvflare.app_opt.pt.fedproxloss import PTFedProxLoss
 from nvflare.app_opt.pt.scaffold import PTScaffoldHelper
 
-import torch
 from conformance.audit.adapter import ROUNDS, main
 from conformance.audit.peer_linear import linear, matrix, tensors
 

@@ -2,6 +2,7 @@
 
 import tempfile
 
+import torch
 import torch.nn.functional as F  # noqa: N812
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.aggregate.weighting import WeightByDatapoints
@@ -18,7 +19,6 @@ from pfl.metrics import Metrics
 from pfl.model.pytorch import PyTorchModel
 from pfl.stats import MappedVectorStatistics
 
-import torch
 from conformance.audit.adapter import CLIENTS, ROUNDS, main
 from conformance.audit.peer_linear import linear, matrix, tensors
 

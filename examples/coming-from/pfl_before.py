@@ -1,6 +1,7 @@
 """FedAvg on handwritten digits: 30 rounds with 10 of 30 clients."""
 
 import numpy as np
+import torch
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.aggregate.weighting import WeightByDatapoints
 from pfl.algorithm.base import NNAlgorithmParams
@@ -11,8 +12,6 @@ from pfl.hyperparam import NNTrainHyperParams
 from pfl.metrics import Weighted
 from pfl.model.pytorch import PyTorchModel
 from sklearn.datasets import load_digits
-
-import torch
 from torch import nn
 
 images, labels = load_digits(return_X_y=True)

@@ -3,11 +3,10 @@
 import copy
 import random
 
-from sklearn.datasets import load_digits
-from torch.utils.data import DataLoader, Subset, TensorDataset
-
 import torch
+from sklearn.datasets import load_digits
 from torch import nn
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 images, labels = load_digits(return_X_y=True)
 digits = TensorDataset(torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels))

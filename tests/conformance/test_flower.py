@@ -86,6 +86,7 @@ def test_flower_reproduces_the_vector(vector, monkeypatch):
 
 def with_module(vector):
     import torch
+
     from fedda.models import from_torch
 
     module = torch.nn.Linear(3, 3, dtype=torch.float64)
@@ -116,8 +117,9 @@ OF_TORCH = [
 @needs_torch
 @of_each(OF_TORCH, "fedavg: default", "fedda-sgdm: default", "fedda-adam: bias=steps")
 def test_pytorch_clients_reproduce_the_vector(vector, monkeypatch):
-    import fedda.torch
     import torch
+
+    import fedda.torch
 
     class Given(torch.utils.data.Sampler):
         """The rows of a client's batches, one round after the other."""

@@ -5,12 +5,12 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
+import torch
 from flwr.app import Context, RecordDict
 from jax import random
 from torch.utils.data import DataLoader, TensorDataset
 
 import fedda.torch
-import torch
 from fedda import algorithms, api
 from fedda.flower import messages
 from helpers.problems import BATCH, FITTED

@@ -22,6 +22,7 @@ if not (find_spec("torchax") or os.environ.get("CI")):
     pytest.skip("torchax is not installed: make torch", allow_module_level=True)
 
 import torch
+
 from fedda.models import from_torch
 from fedda.models.torch import to_array
 from helpers.batches import read

@@ -15,9 +15,10 @@ if not (find_spec("torchax") or os.environ.get("CI")):
     pytest.skip("torchax is not installed: make torch", allow_module_level=True)
 
 import torch
+from torch import nn
+
 from fedda.models import torch_environment
 from helpers.torch_networks import F
-from torch import nn
 
 CLIENTS = [(np.ones((4, 4), np.float32), np.array([0, 1, 2, 3]))]
 
@@ -50,6 +51,10 @@ def frozen():
         (
             lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, track_running_stats=False)),
             r"layer '1' \(BatchNorm1d\) normalises over the examples.*Replace it by torch\.nn\.Gro",
+        ),
+        (
+            lambda: nn.EmbeddingBag(4, 4, max_norm=1.0),
+            r"EmbeddingBag takes words of shape .*without max_norm.*padding_idx",
         ),
         (
             lambda: nn.Sequential(nn.Embedding(4, 4, max_norm=1.0)),

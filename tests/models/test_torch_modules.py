@@ -19,10 +19,11 @@ if not (find_spec("torchax") or os.environ.get("CI")):
     pytest.skip("torchax is not installed: make torch", allow_module_level=True)
 
 import torch
+from torch import nn
+
 from fedda.models import from_torch
 from fedda.models.torch import from_torch_loss, load, to_array
 from helpers.torch_networks import NETWORKS, F, lora, made, mlp
-from torch import nn
 
 SINGLE, DOUBLE = (torch.float32, 1e-5), (torch.float64, 1e-10)
 SLOW = [pytest.mark.slow]
@@ -95,6 +96,22 @@ def test_layers_with_unusual_settings(layer):
     gradient = jax.grad(lambda p: jnp.square(model.apply(p, arrays(x))).sum())(model.init(None))
     for name, w in network.named_parameters():
         np.testing.assert_allclose(gradient[name], w.grad, rtol=1e-10)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("padding", [None, 0, -1])
+@pytest.mark.parametrize("mode", ["mean", "sum", "max"])
+def test_embedding_bags(mode, padding):
+    torch.manual_seed(0)
+    bag = nn.EmbeddingBag(6, 3, mode=mode, padding_idx=padding).double()
+    words = torch.tensor([[1, 2, 2, 4], [0, 0, 0, 0], [5, 5, 5, 5], [3, 5, 0, 1]])
+    expected = bag(words)
+    expected.square().sum().backward()
+    model = from_torch(bag)
+    params = model.init(None)
+    np.testing.assert_allclose(model.apply(params, arrays(words)), expected.detach(), atol=1e-15)
+    gradient = jax.grad(lambda p: jnp.square(model.apply(p, arrays(words))).sum())(params)
+    np.testing.assert_allclose(gradient["weight"], bag.weight.grad, atol=1e-14)
 
 
 @pytest.mark.parametrize("name", NETWORKS)

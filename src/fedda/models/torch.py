@@ -9,15 +9,15 @@ from weakref import WeakKeyDictionary
 import jax
 import jax.numpy as jnp
 import numpy as np
+import torch
 from jax import Array, random
+from torch import Tensor
 from torch.nn import Module, Parameter
 
-import torch
 from fedda.errors import InputError
 from fedda.models import Model, Params
 from fedda.models.torch_environment import computing, environment
 from fedda.models.torch_operations import refused_batch_norm
-from torch import Tensor
 
 DTYPES = {
     torch.bfloat16: jnp.bfloat16,

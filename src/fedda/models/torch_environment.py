@@ -9,9 +9,9 @@ from itertools import count
 from typing import Any
 
 import jax
+import torch
 from jax import Array, lax, random
 
-import torch
 from fedda.errors import InputError, import_extra
 from fedda.models.torch_operations import replacements
 

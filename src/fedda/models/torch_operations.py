@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import torch
 from jax import Array, lax, random
 
-import torch
 from fedda.errors import InputError
 from fedda.models.conv import first_maximum, patches_conv, shifts
 
@@ -32,6 +32,7 @@ def replacements(env: Any) -> Mapping[Any, tuple[Callable[..., Any], bool]]:
         aten.avg_pool3d: (partial(_avg_pool, 3), False),
         aten.native_group_norm: (_group_norm, False),
         functional.batch_norm: (_batch_norm, False),
+        functional.embedding_bag: (_embedding_bag, False),
         functional.dropout: (_dropout, True),
         torch.dropout: (_dropout, True),
         functional.gumbel_softmax: (_gumbel_softmax, True),
@@ -192,7 +193,7 @@ def _avg_pool(
     return total / jnp.asarray(counts, total.dtype)
 
 
-# ------------------------------------------------------------------ normalisation and dropout
+# ------------------------------------------------- normalisation, embedding bags and dropout
 
 
 def _group_norm(
@@ -225,6 +226,37 @@ def refused_batch_norm(what: str) -> InputError:
 
 def _batch_norm(*_: Any, **__: Any) -> None:
     raise refused_batch_norm("batch_norm")
+
+
+def _embedding_bag(
+    words: Array,
+    weight: Array,
+    offsets: Array | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Array | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Array:
+    if words.ndim != 2 or max_norm is not None or scale_grad_by_freq:
+        raise InputError(
+            "an EmbeddingBag takes words of shape (examples, words) here, without max_norm and "
+            "scale_grad_by_freq. Pad the texts to one length with padding_idx."
+        )
+    counted = jnp.ones(words.shape, bool)
+    if padding_idx is not None:
+        counted = words != padding_idx % len(weight)
+    rows, present = weight[words], counted[..., None]
+    if mode == "max":
+        largest = jnp.where(present, rows, -jnp.inf).max(1)
+        return jnp.where(counted.any(1, keepdims=True), largest, 0)
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights[..., None]
+    total = jnp.where(present, rows, 0).sum(1)
+    return total if mode == "sum" else total / jnp.maximum(counted.sum(1, keepdims=True), 1)
 
 
 def _dropout(

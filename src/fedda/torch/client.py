@@ -14,14 +14,15 @@ from typing import Any, Literal, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+import torch
 from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 from jax import random
+from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.utils.data import DataLoader
 
-import torch
 from fedda import algorithms
 from fedda.algorithms import fedda
 from fedda.core.local import Counter, weighted_by
@@ -32,7 +33,6 @@ from fedda.flower.client import build_app, build_reply, partition
 from fedda.flower.messages import Order, unpack
 from fedda.models.torch import DTYPES, load, parameters, private_buffer, to_array, to_tensor
 from fedda.torch.decoupled_sgd import DecoupledSGD
-from torch import Tensor
 
 ALGORITHMS = ("fedavg", "fedda-adagrad", "fedda-adam", "fedda-sgdm")
 

@@ -9,8 +9,9 @@ from numbers import Real
 from typing import Any
 
 import torch
-from fedda.errors import InputError
 from torch import Tensor
+
+from fedda.errors import InputError
 
 _DOMAINS: dict[str, tuple[str, Callable[[float], bool]]] = {
     "lr": ("a positive number", lambda value: value > 0),

@@ -1,12 +1,12 @@
 """The reply of a PyTorch client to the strategy `fedda.flower.FedDA`. It needs no JAX."""
 
+import torch
 from flwr.app import ArrayRecord
+from torch import Tensor
 from torch.nn import Module
 
-import torch
 from fedda.errors import InputError
 from fedda.torch.decoupled_sgd import DecoupledSGD
-from torch import Tensor
 
 
 def reply_arrays(model: Module, optimizer: DecoupledSGD) -> ArrayRecord:

@@ -1,9 +1,9 @@
 """The client: it trains and evaluates the server's model on its own data."""
 
+import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-import torch
 from digits_app.task import Net, load_client
 from digits_app.task import test as test_fn
 from digits_app.task import train as train_fn

@@ -1,10 +1,10 @@
 """The server: it starts the strategy, evaluates the model and saves it."""
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-import torch
 from digits_app.task import Net, load_test
 from digits_app.task import test as test_fn
 

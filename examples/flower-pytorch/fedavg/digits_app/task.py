@@ -1,10 +1,9 @@
 """The model, the data and the loops for training and evaluation."""
 
-from sklearn.datasets import load_digits
-from torch.utils.data import DataLoader, TensorDataset
-
 import torch
+from sklearn.datasets import load_digits
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 TRAINED = 1500  # the examples of the clients; the server evaluates on the others
 

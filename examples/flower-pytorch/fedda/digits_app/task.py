@@ -1,11 +1,11 @@
 """The model, the data and the loops for training and evaluation."""
 
+import torch
 from sklearn.datasets import load_digits
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import torch
 from fedda.torch import DecoupledSGD
-from torch import nn
 
 TRAINED = 1500  # the examples of the clients; the server evaluates on the others
 
