@@ -53,8 +53,8 @@ def frozen():
             r"layer '1' \(BatchNorm1d\) normalises over the examples.*Replace it by torch\.nn\.Gro",
         ),
         (
-            lambda: nn.EmbeddingBag(4, 4, max_norm=1.0),
-            r"EmbeddingBag takes words of shape .*without max_norm.*padding_idx",
+            lambda: nn.EmbeddingBag(4, 4, scale_grad_by_freq=True),
+            r"EmbeddingBag takes words of shape .*without scale_grad.*padding_idx",
         ),
         (
             lambda: nn.Sequential(nn.Embedding(4, 4, max_norm=1.0)),

@@ -241,9 +241,9 @@ def _embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Array:
-    if words.ndim != 2 or max_norm is not None or scale_grad_by_freq:
+    if words.ndim != 2 or scale_grad_by_freq:
         raise InputError(
-            "an EmbeddingBag takes words of shape (examples, words) here, without max_norm and "
+            "an EmbeddingBag takes words of shape (examples, words) here, without "
             "scale_grad_by_freq. Pad the texts to one length with padding_idx."
         )
     counted = jnp.ones(words.shape, bool)
