@@ -72,9 +72,10 @@ def table(task: str, result: dict[str, Any]) -> str:
         lines.append(f"| {name} | {' | '.join(cells)} |")
     foreign = [share for row in rows.values() for share in row["foreign"]]
     if foreign:
+        average = max(0, statistics.mean(foreign))  # a difference, which may be below 0
         lines += [
             "",
-            f"Other programs used {statistics.mean(foreign):.2f} cores on average during a turn, "
+            f"Other programs used {average:.2f} cores on average during a turn, "
             f"{max(foreign):.2f} at most.",
         ]
     return "\n".join(lines)

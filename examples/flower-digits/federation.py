@@ -27,6 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -228,14 +229,22 @@ class Federation:
 
     def stop(self) -> None:
         """Stop all processes, and those that they started, which may still write files."""
+        children = []
+        for process in self.processes.values():
+            with suppress(psutil.NoSuchProcess):
+                children += psutil.Process(process.pid).children(recursive=True)
         for process in reversed(self.processes.values()):
             process.terminate()
         for process in self.processes.values():
-            with suppress(subprocess.TimeoutExpired):
+            try:
                 process.wait(10)
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for child in children:
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+        psutil.wait_procs(children, 10)
         self.processes.clear()
 
     def log(self, name: str) -> str:

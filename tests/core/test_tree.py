@@ -33,6 +33,12 @@ def test_all_finite_of_clients_and_of_nothing():
     assert tree.all_finite(())
 
 
+def test_complex_numbers_that_are_not_finite():
+    assert tree.all_finite(jnp.full(2, 1 + 2j))
+    for value in (complex(1, jnp.inf), complex(jnp.nan, 1)):
+        assert not tree.all_finite(jnp.full(2, value))
+
+
 def test_random_keys_are_finite():
     x = {"key": jax.random.key(3, impl="rbg"), "w": jnp.zeros(2)}
     assert tree.all_finite(x)

@@ -138,8 +138,10 @@ def test_fedda_in_flowers_simulation(tmp_path: Path):
         )  # fmt: skip
     finally:  # the SuperLink that `flwr run` started would go on
         for process in psutil.process_iter(["cmdline"]):
-            if port in (process.info["cmdline"] or []):
+            words = process.info["cmdline"] or []
+            if port in words and any("flower-superlink" in word for word in words):
                 process.terminate()
+                process.wait(30)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "model.pt").exists(), done.stdout + done.stderr
     assert accuracy(tmp_path / "model.pt") > 0.3, "it would be 0.1 without training"

@@ -139,6 +139,7 @@ def test_a_run_of_an_earlier_version_is_not_finished_and_gives_way_to_the_new_on
     (old,) = cells.read_all(tmp_path).finished
     assert old.outdated
     assert tables.counted(digits, [old])[0] == 0
+    assert {row["ours"] for row in tables.rows(digits, [old])} == {"-"}
     write_cell(tmp_path, entry_of("digits", "scaffold"), (0.1, 0.6))
     finished = cells.read_all(tmp_path).finished
     assert (len(finished), tables.counted(digits, finished)[0]) == (2, 1)

@@ -27,7 +27,7 @@ QUOTED = [
     ("FedAvg within 0.9 (0.447, ours {}).", "table2/FedAvg"),
     ("our FedAvg ends at {}, and the paper prints 0.324.", "table2-tff21/FedAvg"),
     (
-        "ends at {}, {} points above FedDA with AdaGrad (three seeds each).",
+        "ends at {}, {} points above FedDA with AdaGrad (three seeds each; ",
         CONTROL,
         f"{CONTROL} - table2/FedDA, AdaGrad",
     ),

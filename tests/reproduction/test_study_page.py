@@ -198,8 +198,8 @@ def test_the_readme_and_the_faq_say_the_same():
         "In 13 conditions of small tasks, with methods tuned by one rule, FedDA is ahead of the "
         f"best rival in {ahead} and behind in {behind} (10 seeds each). Of its control, FedOpt "
         "with the same optimiser and momentum, it is ahead in none of 39 comparisons, and behind "
-        f"in {lost}. On CIFAR-100, the control of FedDA+AdaGrad ends {higher} points higher "
-        "(3 seeds): "
+        f"in {lost}. On CIFAR-100, a control of FedDA+AdaGrad (not tuned) ends {higher} points "
+        "higher (3 seeds): "
         "[the evidence on one screen](reproduction/results/README.md)."
     )
     for name in ("docs/faq.md", "CHANGELOG.md"):

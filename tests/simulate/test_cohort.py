@@ -298,10 +298,12 @@ def test_chunks_in_the_wrong_order_get_the_program_of_a_larger_one():
     np.testing.assert_array_equal(kept, ids)
 
 
+@pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("bad", [[], [3], [0, 15, 16, 39], [*range(40)]], ids=str)
-def test_clients_one_by_one_without_those_that_are_not_finite(bad):
+def test_clients_one_by_one_without_those_that_are_not_finite(bad, devices):
     """Also in the same program as a run in which other clients are not finite."""
     ids, sizes = jnp.arange(40), jnp.ones(40, "int32")
+    mesh = Mesh(np.array(jax.devices()[:2]), ("clients",)) if devices == 2 else None
 
     def work(poison, client, most):
         number, memory = client
@@ -313,13 +315,13 @@ def test_clients_one_by_one_without_those_that_are_not_finite(bad):
 
     def total(poison):
         return sum_over_clients(
-            Layout(1), work, lambda part: tree.all_finite(part["value"]), dropped, poison,
+            Layout(1, mesh), work, lambda part: tree.all_finite(part["value"]), dropped, poison,
             (ids, 100 * ids), sizes, axis="runs",
         )  # fmt: skip
 
     poison = np.zeros((3, 40), bool)
     poison[0, bad], poison[1, 7] = True, True
-    sums, memory = jax.device_get(jax.vmap(total, axis_name="runs")(poison))
+    sums, memory = jax.device_get(jax.jit(jax.vmap(total, axis_name="runs"))(poison))
     for run, lost in enumerate(poison):
         assert sums["value"][run] == (np.flatnonzero(~lost) ** 2).sum()
         assert sums["lost"][run] == lost.sum()

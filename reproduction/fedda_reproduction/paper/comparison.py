@@ -30,17 +30,13 @@ def variants(
     """Yield each entry with its finished runs, sorted by seed.
 
     Runs that differ in precision or data are separate lists. Runs of an earlier version of their
-    algorithm are left out if there are later ones.
+    algorithm are left out.
     """
     groups: dict[str, dict[tuple[str, str], list[Cell]]] = {}
-    every = sorted(finished, key=lambda cell: cell.config.seed)
-    newest: dict[str, int] = {}
-    for cell in every:
-        newest[cell.group] = max(cell.version, newest.get(cell.group, 0))
-    for cell in every:
-        if cell.version == newest[cell.group]:
-            kinds = groups.setdefault(cell.group, {})
-            kinds.setdefault((cell.config.precision, cell.data or ""), []).append(cell)
+    every = (cell for cell in finished if not cell.outdated)
+    for cell in sorted(every, key=lambda cell: cell.config.seed):
+        kinds = groups.setdefault(cell.group, {})
+        kinds.setdefault((cell.config.precision, cell.data or ""), []).append(cell)
     for entry in entries:
         kinds = groups.get(cells.group(entry.resolved(rounds=rounds)), {})
         yield entry, [kinds[key] for key in sorted(kinds)]

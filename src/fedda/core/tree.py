@@ -96,11 +96,17 @@ def all_finite(x: PyTree) -> Array:
     # A number minus itself is zero if it is finite, else NaN. A CPU computes a sum of floats five
     # times as fast as a conjunction. Zero times a number would read an array of zeros as well.
     default = jnp.result_type(float)
-    zeros = [
-        jnp.ravel(leaf - leaf).astype(default)
+
+    def zeros_of(leaf: Array) -> Array:
+        parts = [leaf.real, leaf.imag] if jnp.iscomplexobj(leaf) else [leaf]
+        return jnp.ravel(sum(part - part for part in parts)).astype(default)
+
+    inexact = [  # others are finite
+        jnp.asarray(leaf)
         for leaf in jax.tree.leaves(x)
-        if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)  # others are finite
+        if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
     ]
+    zeros = [*map(zeros_of, inexact)]
     # One reduction for all small leaves: on a GPU, time depends on the number of reductions.
     small = [jnp.zeros(1), *(leaf for leaf in zeros if leaf.size < 1_000_000)]
     groups = [jnp.concatenate(small), *(leaf for leaf in zeros if leaf.size >= 1_000_000)]

@@ -228,6 +228,9 @@ def _batch_norm(*_: Any, **__: Any) -> None:
     raise refused_batch_norm("batch_norm")
 
 
+BAGS = ("sum", "mean", "max")
+
+
 def _embedding_bag(
     words: Array,
     weight: Array,
@@ -241,10 +244,17 @@ def _embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Array:
-    if words.ndim != 2 or scale_grad_by_freq:
+    if words.ndim != 2 or offsets is not None:
         raise InputError(
-            "an EmbeddingBag takes words of shape (examples, words) here, without "
-            "scale_grad_by_freq. Pad the texts to one length with padding_idx."
+            "an EmbeddingBag takes words of shape (examples, words) here, without offsets, got the "
+            f"shape {words.shape}. Pad the texts to one length, and set padding_idx."
+        )
+    unlike = (per_sample_weights is not None and mode != "sum") or mode not in BAGS
+    if max_norm is not None or scale_grad_by_freq or unlike:
+        raise InputError(
+            f"an EmbeddingBag has one of the modes {', '.join(BAGS)} here, no max_norm, no "
+            "scale_grad_by_freq, and per_sample_weights only with the mode sum, as in PyTorch; got "
+            f"mode={mode!r}, {max_norm=}, {scale_grad_by_freq=}. Change it."
         )
     counted = jnp.ones(words.shape, bool)
     if padding_idx is not None:

@@ -21,7 +21,7 @@ CPU_CACHE = 1.6e6
 
 # The fixed cost of a step, in units of the cost of one client. It covers the launch of the step and
 # the unused width of the hardware. On a CPU it is that of small models: only they are computed
-# together there. 1.5 chooses the fastest chunks for equal and for log-normal sizes
+# together there. 1.5 chooses chunks within 8 % of the fastest, for equal and for log-normal sizes
 # (benchmarks/README.md).
 OVERHEAD = {"cpu": 1.5, "gpu": 4.0}
 
@@ -315,12 +315,13 @@ def sum_over_clients(
         """Add up single clients in groups, and check the sum of each group.
 
         A check of each client would read its upload once more, and the upload would have to be
-        written for that. If a group is not finite, its clients are computed again, one by one.
+        written for that. If a group is not finite, its clients are computed again, and from there
+        on each client is its own group: a run that diverges is not computed twice.
         """
 
         def one_group(loop: Any) -> Any:
-            number, alone, total, memory = loop  # each client before `alone` is its own group
-            end = jnp.where(number < alone, number + 1, jnp.minimum(number + GROUP, last))
+            number, alone, total, memory = loop
+            end = jnp.where(alone, number + 1, jnp.minimum(number + GROUP, last))
             part, memory = lax.fori_loop(number, end, add, (zeros, memory))
             good = every = finite(part)
             if axis is not None:  # runs that are trained together take the same groups
@@ -333,9 +334,9 @@ def sum_over_clients(
                 memory,
                 old,
             )
-            return jnp.where(done, end, number), jnp.where(done, alone, end), total, memory
+            return jnp.where(done, end, number), alone | ~done, total, memory
 
-        start = (first, jnp.zeros_like(first), *loop)
+        start = (first, jnp.asarray(False), *loop)
         return lax.while_loop(lambda loop: loop[0] < last, one_group, start)[2:]
 
     def on_each_device(shared: PyTree, clients: PyTree, places: Array) -> tuple[PyTree, PyTree]:
