@@ -385,6 +385,25 @@ def test_a_server_that_was_killed_goes_on(tmp_path, name, when):
     assert summary["events"] == ({"restarts": 1} if when else {})
 
 
+def test_a_server_that_was_killed_compares_replies_with_those_before(tmp_path):
+    """The limits are multiples of a median that includes earlier replies."""
+
+    def spoil(partition, message, reply):
+        if messages.Order.read(message.content).round == 3:
+            raise Killed
+        return [reply]
+
+    expected = serve(grid(), settings(most_sum_ratio=1.2))
+    network = grid(spoil)
+    with pytest.raises(Killed):
+        serve(network, settings(most_sum_ratio=1.2, directory=tmp_path))
+    network.spoil = None
+    network.arrived.clear()
+    served = serve(network, settings(most_sum_ratio=1.2, directory=tmp_path))
+    assert served.events["lowered_weights"] == expected.events["lowered_weights"] > 0
+    assert_same(served.state, expected.state)
+
+
 def test_a_finished_federation_is_not_trained_again(tmp_path):
     first = serve(grid(), settings(directory=tmp_path))
     network = grid()

@@ -30,6 +30,7 @@ from fedda.data.federation import from_clients
 from fedda.errors import InputError
 from fedda.flower.aggregation import Aggregate, AggregationError, Exchange, PlainAggregator
 from fedda.flower.messages import CUSTOM, MessageError, Order, pack
+from fedda.flower.outliers import Size
 from fedda.flower.secure import secure_sum
 from fedda.flower.settings import Settings, check
 from fedda.flower.state import Progress, log
@@ -87,8 +88,7 @@ def serve(grid: Grid, settings: Settings) -> Served:
     progress = server.progress
     with RunDirectory(settings.directory, server.identity()) as directory:
         if (saved := directory.read_back(lambda: server.state)) is not None:
-            server.state = jax.tree.map(jnp.asarray, saved.run)
-            vars(progress).update(saved.progress)
+            server.resume(saved.run, saved.progress)
         if 0 < progress.round < settings.rounds:
             progress.event("restarts", f"continued from round {progress.round}")
         if progress.round < settings.rounds:
@@ -99,6 +99,7 @@ def serve(grid: Grid, settings: Settings) -> Served:
             server.run_round()
             directory.log(row := server.row())
             server.log_round(row, time.monotonic() - start)
+            progress.accepted = [[*sums.comparison.accepted] for sums in server.plain]
             directory.save(progress.round, server.state, asdict(progress))
             directory.wait()  # so that a server that is killed now need not repeat the round
             while directory.notes:
@@ -152,6 +153,13 @@ class Server:
         chosen = {"algorithm": self.name, "options": self.options, "seed": str(self.settings.seed)}
         chosen |= {name: str(value) for name, value in self.hyper._asdict().items()}
         return chosen | tree.types("parameter ", self.settings.task.model.shapes())
+
+    def resume(self, state: Any, progress: Mapping[str, Any]) -> None:
+        """Go on from what was saved: also replies are compared with those that came before."""
+        self.state = jax.tree.map(jnp.asarray, state)
+        vars(self.progress).update(progress)
+        for sums, sizes in zip(self.plain, self.progress.accepted, strict=False):
+            sums.comparison.accepted.extend(Size(*size) for size in sizes)
 
     def run_round(self) -> None:
         """Run a round. Repeat it if too few clients reply, and skip it after the last attempt."""

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 # A child of the logger of Flower: `flwr log` shows its lines in the same form.
 log = logging.getLogger("flwr.fedda")
@@ -23,6 +24,7 @@ class Progress:
         bytes_up: The bytes received from clients.
         nonfinite_clients: The number of uploads refused because a number was not finite.
         skipped_rounds: The number of rounds that did not change the state.
+        accepted: For each phase, the sizes of the last accepted replies (see `outliers`).
     """
 
     round: int = 0
@@ -35,6 +37,7 @@ class Progress:
     bytes_up: int = 0
     nonfinite_clients: int = 0
     skipped_rounds: int = 0
+    accepted: list[list[Any]] = field(default_factory=list)
 
     def event(self, name: str, message: str, client: str = "") -> None:
         """Log and count an event. If one client has caused it, also count it for the client."""
