@@ -7,11 +7,10 @@ letter, in PyTorch. Each client has one topic of the language reference to adapt
 import inspect
 from pydoc_data.topics import topics
 
+import fedda
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import register_parametrization
-
-import fedda
 
 LENGTH, WIDTH = 32, 64
 

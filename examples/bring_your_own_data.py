@@ -3,10 +3,9 @@
 Clients may have any number of examples, even one. Short batches are weighted exactly.
 """
 
+import fedda
 import jax
 import numpy as np
-
-import fedda
 
 
 def make_clients(num_clients: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -1,13 +1,12 @@
 """Models from Flax NNX and from Equinox, with dropout, on the bundled digits."""
 
 import equinox as eqx
+import fedda
 import jax
 import jax.numpy as jnp
+from fedda.data import digits, partition
 from flax import nnx
 from jax import Array
-
-import fedda
-from fedda.data import digits, partition
 
 
 class FlaxNet(nnx.Module):

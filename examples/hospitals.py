@@ -6,9 +6,8 @@ own file, start at `main`.
 
 import csv
 
-import numpy as np
-
 import fedda
+import numpy as np
 
 
 def write_visits(path: str, rows: int = 3000) -> None:

@@ -1,11 +1,10 @@
 """FedAvg on handwritten digits: 30 rounds with 10 of 30 clients."""
 
+import fedda
 import jax
 import jax.numpy as jnp
 import numpy as np
 from sklearn.datasets import load_digits
-
-import fedda
 
 images, labels = load_digits(return_X_y=True)
 clients = [(images[number:1500:30] / 16, labels[number:1500:30]) for number in range(30)]

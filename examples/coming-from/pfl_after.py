@@ -1,10 +1,9 @@
 """FedAvg on handwritten digits: 30 rounds with 10 of 30 clients."""
 
+import fedda
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
-
-import fedda
 
 images, labels = load_digits(return_X_y=True)
 x, y = torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels)

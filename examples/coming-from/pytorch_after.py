@@ -1,11 +1,10 @@
 """FedAvg on handwritten digits: 30 rounds with 10 of 30 clients."""
 
+import fedda
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import Subset, TensorDataset
-
-import fedda
 
 images, labels = load_digits(return_X_y=True)
 digits = TensorDataset(torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels))

@@ -1,8 +1,8 @@
 """A client: it has its share of the digits, and works for whatever algorithm the server names."""
 
+from fedda.flower import client_app
 from flwr.app import Context
 
-from fedda.flower import client_app
 from flower_digits.problem import TASK, Examples, share
 
 

@@ -3,7 +3,6 @@
 from functools import cache
 
 import numpy as np
-
 from fedda.core.losses import accuracy, cross_entropy
 from fedda.core.task import Plan, Task
 from fedda.data import digits, partition

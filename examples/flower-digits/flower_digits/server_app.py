@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from flwr.app import Context
-from flwr.serverapp import Grid, ServerApp
-
 from fedda.flower import Settings, serve
 from fedda.simulate.devices import start_up
 from fedda.tasks import config
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
 from flower_digits.problem import TASK, test_set
 
 start_up()

@@ -1,13 +1,13 @@
 """The client: it trains and evaluates the server's model on its own data."""
 
 import torch
+from fedda.torch import reply_arrays
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from digits_app.task import Net, load_client
 from digits_app.task import test as test_fn
 from digits_app.task import train as train_fn
-from fedda.torch import reply_arrays
 
 app = ClientApp()
 

@@ -1,12 +1,12 @@
 """The server: it starts the strategy, evaluates the model and saves it."""
 
 import torch
+from fedda.flower import FedDA
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
 from digits_app.task import Net, load_test
 from digits_app.task import test as test_fn
-from fedda.flower import FedDA
 
 app = ServerApp()
 

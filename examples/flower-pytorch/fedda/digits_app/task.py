@@ -1,11 +1,10 @@
 """The model, the data and the loops for training and evaluation."""
 
 import torch
+from fedda.torch import DecoupledSGD
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-
-from fedda.torch import DecoupledSGD
 
 TRAINED = 1500  # the examples of the clients; the server evaluates on the others
 
