@@ -8,7 +8,7 @@ INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 # What pip says is shown if it fails.
 quietly = $(1) >$(VENV)/pip.log 2>&1 || { cat $(VENV)/pip.log >&2; exit 1; }
 
-.PHONY: demo study docs docs-serve test test-slow test-floor test-newest test-peers soak vectors audit dist torch lint format lock clean
+.PHONY: demo study docs docs-serve test test-slow test-floor test-newest soak vectors audit dist torch lint format lock clean
 
 demo: $(VENV)/ready  ## Seven algorithms on 100 clients with handwritten digits, a table and a report
 	$(BIN)/fedda compare $(DEMO)
@@ -39,10 +39,6 @@ test-newest:  ## PyTorch modules and Flower with the newest releases of all that
 	    tests/models/test_torch_modules.py tests/models/test_torch_errors.py \
 	    tests/models/test_torch_algorithms.py
 	.venv-newest/bin/pytest -m slow -W default tests/pytorch/test_example.py
-
-test-peers:  ## Equality with FedJAX and Flower, in an environment of its own
-	$(MAKE) VENV=.venv-peers LOCK=tests/peers/requirements.txt EXTRAS=flower .venv-peers/ready
-	FEDDA_PEERS=1 .venv-peers/bin/pytest -n auto -W default tests/peers
 
 # Kills, damaged files, full disks, hostile replies and more. The table says what failed.
 soak: $(VENV)/ready  ## Thousands of disturbed runs, for MINUTES=30, with JOBS=2 processes
@@ -109,14 +105,10 @@ lock: $(VENV)/ready  ## Resolve the newest versions anew, and the oldest that ar
 	.venv-lock/bin/uv pip compile $(RESOLVE) -o requirements.lock
 	.venv-lock/bin/uv pip compile $(RESOLVE) --resolution lowest-direct \
 	    -o requirements-floor.lock
-	printf '%s\n' editables fedjax hatchling pytest pytest-xdist | \
-	    .venv-lock/bin/uv pip compile pyproject.toml - --extra flower --universal \
-	    --python-version 3.11.4 --fork-strategy requires-python --generate-hashes --no-annotate \
-	    --no-header --quiet --upgrade -o tests/peers/requirements.txt
 
 RESOLVE = pyproject.toml --extra dev --extra report --extra flower --extra privacy --universal \
     --python-version 3.11.4 --fork-strategy requires-python --generate-hashes --no-annotate \
     --no-header --quiet --upgrade
 
 clean:
-	rm -rf .venv .venv-floor .venv-lock .venv-dist .venv-newest .venv-peers .venv-audit build dist site
+	rm -rf .venv .venv-floor .venv-lock .venv-dist .venv-newest .venv-audit build dist site
