@@ -42,7 +42,7 @@ test-newest:  ## PyTorch modules and Flower with the newest releases of all that
 
 # Kills, damaged files, full disks, hostile replies and more. The table says what failed.
 soak: $(VENV)/ready  ## Thousands of disturbed runs, for MINUTES=30, with JOBS=2 processes
-	PYTHONPATH=tests $(BIN)/python -m soak --minutes $(or $(MINUTES),30) --jobs $(or $(JOBS),2) \
+	PYTHONPATH=tests $(BIN)/python -m soak $(KINDS) --minutes $(or $(MINUTES),30) --jobs $(or $(JOBS),2) \
 	    --out $(or $(OUT),tests/soak) $(if $(SEED),--seed $(SEED))
 
 vectors: $(VENV)/ready  ## Write the test vectors again, from the references in NumPy

@@ -369,7 +369,8 @@ def test_a_matlab_file_of_something_else(tmp_path):
 @pytest.mark.parametrize("packed", [True, False])
 def test_a_matlab_file_cut_short_anywhere_is_never_read(tmp_path, packed):
     whole = (mat_folder(tmp_path, packed=packed) / "emnist-byclass.mat").read_bytes()
-    cuts = {*range(0, 400, 7), *range(400, len(whole), 499), *range(len(whole) - 8, len(whole))}
+    # Few: each takes a process. `make soak` has as many as time allows.
+    cuts = {*range(0, 400, 31), *range(400, len(whole), 1999), *range(len(whole) - 2, len(whole))}
     found = matlab_outcomes(tmp_path, [whole[:cut] for cut in sorted(cuts)])
     assert found.keys() <= ENDINGS, found
     assert found["refused"] > len(cuts) / 2
@@ -379,10 +380,10 @@ def test_changed_bytes_in_a_matlab_file_give_images_or_end_the_child(tmp_path):
     whole = (mat_folder(tmp_path, packed=False) / "emnist-byclass.mat").read_bytes()
     rng = np.random.default_rng(1)
     files = []
-    for _ in range(400):
+    for _ in range(40):
         damaged = bytearray(whole)
         damaged[rng.integers(0, 700)] = rng.integers(256)
         files.append(bytes(damaged))
     found = matlab_outcomes(tmp_path, files)
     assert found.keys() <= ENDINGS | {"read"}, found
-    assert found["refused"] > 50
+    assert found["refused"] > 5
