@@ -429,7 +429,7 @@ def test_the_command_prints_the_best_first(fedda, fedda_sweep, tmp_path: Path):
     assert "train_loss, train_accuracy: means over the last rounds (3) and the seeds (2)" in out
     assert "Best by train_loss: client_lr=" in out
     assert best["at_the_end"] == ["eps"]
-    assert "Try values beyond the end of its grid: eps." in out
+    assert "At an end of the grid: eps. Try values beyond it." in out
     assert "compiling ..." in err
     assert "runs 9-12 of 12: round 7/7" in err
     used = out.splitlines()[-1].removeprefix("Use it: fedda ").split()
