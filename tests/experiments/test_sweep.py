@@ -470,7 +470,7 @@ def test_the_command_prints_the_best_first(fedda, fedda_sweep, tmp_path: Path):
         (["--seeds", "2", "seed=2147483647"], "seed must be below 2**31"),
         (["--seeds", "2", "roundz=3"], "'roundz'. Did you mean rounds"),
         (["--seeds", "2", "cohort=101"], "cohort must be at most the number of clients"),
-        (["--seeds", "2", "algorithm=scaffold", "memory_gb=1e-9"], "keeps client memory on the de"),
+        (["--seeds", "2", "algorithm=scaffold", "memory_gb=1e-9"], "keep client memory on the de"),
         (["--seeds", "2", "a.toml", "b.toml"], "expected one CONFIG.toml at most"),
         (["fedda-sgdm"], "got 'fedda-sgdm'. Did you mean algorithm=fedda-sgdm?"),
     ],
