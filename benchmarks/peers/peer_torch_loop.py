@@ -114,7 +114,7 @@ def merge(problem: Problem, server: Tensors, totals: list[Tensors]) -> None:
 
 
 def helper(path: str, server: Tensors, total: Tensors, pipe: Any) -> None:
-    """A process that trains the clients it is told, until it is told none."""
+    """A process that trains the clients that it receives, until it receives none."""
     torch.set_num_threads(1)
     clients = Clients(protocol.load(path), "cpu")
     while (told := pipe.recv()) is not None:

@@ -1,4 +1,4 @@
-"""The other ends of the peers' pipes, and who used the processors meanwhile.
+"""Start the peers and talk to them over pipes, and measure who used the processors.
 
 Standard library only. Processor time is read from /proc; where there is none, it is not reported.
 """
@@ -49,7 +49,7 @@ class Peer:
 
     def ask(self, line: str) -> dict[str, Any]:
         assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended; what it said last is told below
+        with contextlib.suppress(BrokenPipeError):  # it has ended; its last line is reported below
             print(line, file=self.process.stdin, flush=True)
         return self.hear()
 

@@ -1,14 +1,14 @@
-"""What all peers do alike: read the problem, and answer the lines of the driver.
+"""The part that all peers share: read the problem, and answer the lines of the driver.
 
-A peer is a process that was started with the file of a problem. On its standard input it is told
+A peer is a process that was started with the file of a problem. Its standard input has the commands
 
-    check FILE     to take the round whose clients and batches the problem fixes, from the problem's
+    check FILE     take the round whose clients and batches the problem fixes, from the problem's
                    weights. The answer has the loss before and after, and how far the weights are
                    from those in FILE; the first peer that is asked writes the file.
-    round N        to take N rounds with clients and batches of its own choice. The answer has the
+    round N        take N rounds with clients and batches of its own choice. The answer has the
                    seconds.
 
-and it answers each with one line of JSON. Needs NumPy and no other package.
+It answers each command with one line of JSON. Needs NumPy and no other package.
 """
 
 import json

@@ -123,8 +123,8 @@ def curves(module: ModuleType) -> str:
     return (
         f"{drawn}\n\nTest accuracy by round, mean of {len(RECORD['accuracy']['fedavg'])} seeds: "
         "100 clients, 10 in a round, 5 local steps, each algorithm with the rates of its preset "
-        f"for this task. It comes from `{RECORD['command']}`. The task is easy and all methods end "
-        "close together: the figure shows that the method learns, not that it is better than "
+        f"for this task. The command was `{RECORD['command']}`. The task is easy and all methods "
+        "end close together: the figure shows that the method learns, not that it is better than "
         "another."
     )
 

@@ -3,8 +3,8 @@
     python federation.py                                   three nodes and one run
     python federation.py --nodes 5 algorithm=fedda-adam rounds=5
 
-At the end all processes are stopped, and certificate, keys and Flower's files are deleted. What a
-run writes is in its `out`. The class also serves from Python:
+At the end all processes are stopped, and certificate, keys and Flower's files are deleted. The
+results of a run stay in its folder `out`. The class can also be used from Python:
 
     with Federation(directory) as federation:
         print(federation.run({"algorithm": "fedda-adam", "rounds": 5}))
@@ -48,7 +48,7 @@ class FlowerFailedError(RuntimeError):
 
 
 def make_certificate(directory: Path) -> Path:
-    """Make a certificate for the loopback address, which signs itself; its key is `server.key`."""
+    """Make a self-signed certificate for the loopback address; its key is `server.key`."""
     directory.mkdir(parents=True)
     key, now = ec.generate_private_key(ec.SECP384R1()), datetime.datetime.now(datetime.UTC)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
@@ -96,8 +96,8 @@ class Federation:
         directory: For the certificate, keys, logs, and the files of each process.
         nodes: Number of SuperNodes.
         app: The Flower app to run.
-        tls: Whether to encrypt messages and to authenticate nodes; Flower needs the first for the
-            second.
+        tls: Whether to encrypt messages and to authenticate nodes. Flower can authenticate nodes
+            only if messages are encrypted.
         environment: More environment variables of the processes.
     """
 
@@ -213,7 +213,7 @@ class Federation:
         return done.stdout
 
     def start(self, name: str, command: str, *options: str) -> subprocess.Popen[bytes]:
-        """Start a process in a session of its own: Ctrl-C is for this process, which stops it."""
+        """Start a process in its own session: Ctrl-C reaches only this script, which stops it."""
         path = self.directory / "logs" / f"{name}.log"
         path.parent.mkdir(exist_ok=True)
         with path.open("ab") as log:
@@ -228,7 +228,7 @@ class Federation:
         return self.processes[name]
 
     def stop(self) -> None:
-        """Stop all processes, and those that they started, which may still write files."""
+        """Stop all processes, and their child processes, which may still write files."""
         children = []
         for process in self.processes.values():
             with suppress(psutil.NoSuchProcess):
@@ -252,7 +252,7 @@ class Federation:
         return (self.directory / "logs" / f"{name}.log").read_text(errors="replace")
 
     def environment_of(self, name: str) -> dict[str, str]:
-        """Return the environment of a process: its files are apart, as on a machine of its own."""
+        """Return the environment of a process. Its files are separate, as on another machine."""
         variables = {
             "PATH": f"{COMMANDS}{os.pathsep}{os.environ.get('PATH', '')}",
             "FLWR_HOME": str(self.directory / "homes" / name),

@@ -28,7 +28,7 @@ def reproduce_command(
         ),
     ] = None,
     listing: Annotated[
-        bool, typer.Option("--list", help="Name all experiments, or those given.")
+        bool, typer.Option("--list", help="List all experiments, or those given.")
     ] = False,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds for each run.")] = 1,
     rounds: Annotated[
@@ -41,22 +41,26 @@ def reproduce_command(
     ] = None,
     only: Annotated[
         str | None,
-        typer.Option(metavar="NAME,...", help="These algorithms and tasks.", show_default="all"),
+        typer.Option(
+            metavar="NAME,...", help="Only these algorithms and tasks.", show_default="all"
+        ),
     ] = None,
     folder: Annotated[
         Path,
-        typer.Option("--results", metavar="DIR", help="Where finished runs are kept, a file each."),
+        typer.Option("--results", metavar="DIR", help="The folder of finished runs, a file each."),
     ] = Path("reproduction/results"),
     precision: Annotated[
         str | None,
-        typer.Option(help="Of products, as in fedda run.", show_default="as there, or tf32"),
+        typer.Option(
+            help="The precision of products, as in fedda run.", show_default="as there, or tf32"
+        ),
     ] = None,
     seconds: Annotated[
         float | None,
         typer.Option(
             "--time",
             metavar="SECONDS",
-            help="Then begin nothing more, and stop at the next evaluation. The same command "
+            help="After this time, begin no run, and stop at the next evaluation. The same command "
             "continues.",
         ),
     ] = None,
@@ -65,11 +69,13 @@ def reproduce_command(
     ] = False,
     write: Annotated[
         bool,
-        typer.Option("--write", help="Fill in the pages there, from the full-length runs."),
+        typer.Option("--write", help="Fill in the pages in --results, from the full-length runs."),
     ] = False,
     report: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write the pages as web pages with figures there."),
+        typer.Option(
+            metavar="DIR", help="Write the pages as web pages with figures to this folder."
+        ),
     ] = None,
     quiet: Quiet = False,
 ) -> None:

@@ -22,7 +22,7 @@ def study_command(
     ] = None,
     seconds: Annotated[
         float | None,
-        typer.Option("--time", metavar="SECONDS", help="Then begin nothing more."),
+        typer.Option("--time", metavar="SECONDS", help="After this time, begin nothing more."),
     ] = None,
     workers: Annotated[
         int, typer.Option(min=1, help="Processes. Each takes a core and up to 1 GB.")

@@ -97,9 +97,9 @@ def preset(task: str, folder: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("task", choices=STUDIES)
-    parser.add_argument("--only", default="", help="these algorithms, with commas")
-    parser.add_argument("--precision", help="of products, as in fedda run")
-    parser.add_argument("--choose", action="store_true", help="train nothing more")
+    parser.add_argument("--only", default="", help="only these algorithms, separated by commas")
+    parser.add_argument("--precision", help="the precision of products, as in fedda run")
+    parser.add_argument("--choose", action="store_true", help="train nothing, only choose")
     parser.add_argument("--results", type=Path, default=Path("reproduction/results/tuning"))
     arguments = parser.parse_args()
     devices.start_up()  # as the command does: compiled programs are kept

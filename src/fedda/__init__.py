@@ -1,4 +1,4 @@
-"""Federated optimisation, proved against its equations and compiled."""
+"""Federated optimisation in compiled JAX programs, tested against the equations."""
 
 import importlib
 from importlib.util import find_spec

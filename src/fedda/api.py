@@ -1,6 +1,6 @@
 """The library's front door: `run` and `run_grid`.
 
-What programs need that train step by step, such as a server, is here too.
+It also has what programs need that train step by step, such as a server.
 """
 
 import dataclasses
@@ -114,11 +114,11 @@ def run(
             each client, of any number of examples: a list, or a dictionary by client name.
         loss: A function of `(outputs, y)` that gives one number for each example; or the name of
             one in `fedda.losses`, such as `"cross_entropy"`; or a loss module of PyTorch.
-        test: A pair of arrays `(x, y)` to evaluate on; or a list of one pair for each client, on
-            all of which together the run is evaluated. By default, the test examples of a
+        test: A pair of arrays `(x, y)` to evaluate on; or a list of one pair for each client: the
+            run is evaluated on all of them together. By default, the test examples of a
             federation.
-        metrics: Functions of `(outputs, y)`, or names such as `"accuracy"`, to report on the test
-            set by their names.
+        metrics: Functions of `(outputs, y)`, or names such as `"accuracy"`, to compute on the test
+            set and report by their names.
         rounds: The number of rounds.
         cohort: The number of clients in a round.
         batch: The number of examples in a mini-batch.
@@ -141,10 +141,10 @@ def run(
         per_client: Whether to evaluate every client after the last round, for `Result.per_client`:
             on its own test examples if `test` has some for each client, else on the examples that
             it is trained with.
-        directory: Where to keep the settings, the metrics and checkpoints. Called again with the
-            same directory, an interrupted run continues, and ends with exactly the numbers of one
-            that was not interrupted; a finished run is read back; with more `rounds`, it is
-            extended. The other settings, the data and the shapes of the model must be the same;
+        directory: Where to keep the settings, the metrics and checkpoints. If `run` is called again
+            with the same directory, an interrupted run continues, and ends with exactly the
+            numbers of an uninterrupted run; a finished run is read back, or extended if `rounds`
+            is larger. The other settings, the data and the shapes of the model must be the same;
             a change inside a function is not noticed. None keeps everything in memory.
         checkpoint_every: The number of evaluations between checkpoints in `directory`.
         start: The result of an earlier call, to continue for `rounds` more. Running 100 rounds
@@ -156,9 +156,9 @@ def run(
 
     Returns:
         The server's state with the parameters, and the history. A row of the history has the
-        `round`; `train_loss`, the mean over the rounds since the row before of the mean loss that
-        their cohorts saw; `loss` and the metrics on the test set; and, since the first round, the
-        bytes sent, the uploads that were not finite and the rounds that were skipped.
+        `round`; `train_loss`, the mean training loss of the cohorts, averaged over the rounds
+        since the previous row; `loss` and the metrics on the test set; and the totals since the
+        first round: bytes sent, uploads that were not finite and rounds that were skipped.
 
     Raises:
         InputError: An argument is wrong; or `directory` is in use, damaged or holds another run;
@@ -259,7 +259,7 @@ def _warn(text: str) -> None:
 
 @contextmanager
 def _bar(algorithm: str | Algorithm, progress: bool) -> Iterator[Update]:
-    """Show the progress of a call, which says nothing in a log if it is short."""
+    """Show the progress of a call. A short call writes nothing to a log."""
     with bars(quiet=not progress or not hosts.is_first(), every=10.0, silent=10.0) as add:
         yield add(algorithm if isinstance(algorithm, str) else "your own")
 
@@ -383,7 +383,7 @@ def run_grid(
                     values, seed = points[member]
                     chosen = {name: getattr(values, name) for name in grid}
                     settings = described(training, setup, values, hyper) | {"seed": seed}
-                    # Of the runs of a grid, some are bad: their warnings are not logged.
+                    # Some runs of a grid are usually bad, so their warnings are not logged.
                     about_run = warnings.about_run(setup, history[-1])
                     result = Result(
                         state=state,

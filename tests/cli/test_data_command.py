@@ -267,7 +267,7 @@ def test_data_show(fedda, tmp_path):
 
 def test_help_says_that_data_show_writes_a_file_and_where(fedda):
     help_text = " ".join(fedda("data", "show", "--help")[1].split())
-    assert "goes into a file in the current folder, or the one that --picture names" in help_text
+    assert "written to a file in the current folder, or to the file of --picture" in help_text
 
 
 def test_data_show_says_how_the_clients_came_about(fedda, tmp_path):

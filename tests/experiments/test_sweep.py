@@ -429,7 +429,7 @@ def test_the_command_prints_the_best_first(fedda, fedda_sweep, tmp_path: Path):
     assert "train_loss, train_accuracy: means over the last rounds (3) and the seeds (2)" in out
     assert "Best by train_loss: client_lr=" in out
     assert best["at_the_end"] == ["eps"]
-    assert "Try values beyond the end of its grid: eps." in out
+    assert "At an end of the grid: eps. Try values beyond it." in out
     assert "compiling ..." in err
     assert "runs 9-12 of 12: round 7/7" in err
     used = out.splitlines()[-1].removeprefix("Use it: fedda ").split()
@@ -470,7 +470,7 @@ def test_the_command_prints_the_best_first(fedda, fedda_sweep, tmp_path: Path):
         (["--seeds", "2", "seed=2147483647"], "seed must be below 2**31"),
         (["--seeds", "2", "roundz=3"], "'roundz'. Did you mean rounds"),
         (["--seeds", "2", "cohort=101"], "cohort must be at most the number of clients"),
-        (["--seeds", "2", "algorithm=scaffold", "memory_gb=1e-9"], "keeps client memory on the de"),
+        (["--seeds", "2", "algorithm=scaffold", "memory_gb=1e-9"], "keep client memory on the de"),
         (["--seeds", "2", "a.toml", "b.toml"], "expected one CONFIG.toml at most"),
         (["fedda-sgdm"], "got 'fedda-sgdm'. Did you mean algorithm=fedda-sgdm?"),
     ],

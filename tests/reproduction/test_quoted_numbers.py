@@ -44,8 +44,9 @@ def test_the_page_says_how_often_fedda_wins(filler):
     counts = [findings.count(each) for each in ("ahead", "equivalent", "undecided", "behind")]
     assert findings.count(None) == 1
     assert (
-        "The method tables of its paper have {} columns. FedDA is ahead of the best other method "
-        "in {}, equivalent in {}, undecided in {} and behind in {}; in one no method learned."
+        "The paper's tables of methods have {} columns. FedDA is ahead of the best other method "
+        "in {}, equivalent in {}, undecided in {} and behind in {}; in one column, no method "
+        "learned."
     ).format(len(findings), *counts) in PROJECT
 
 

@@ -196,11 +196,11 @@ def test_the_readme_and_the_faq_say_the_same():
     section = readme.partition("### Does FedDA win? ")[2].partition(" ![FedDA minus")[0]
     assert section == (
         "In 13 conditions of small tasks, with methods tuned by one rule, FedDA is ahead of the "
-        f"best rival in {ahead} and behind in {behind} (10 seeds each). Of its control, FedOpt "
-        "with the same optimiser and momentum, it is ahead in none of 39 comparisons, and behind "
-        f"in {lost}. On CIFAR-100, a control of FedDA+AdaGrad (not tuned) ends {higher} points "
-        "higher (3 seeds): "
-        "[the evidence on one screen](reproduction/results/README.md)."
+        f"best rival in {ahead} and behind in {behind} (10 seeds each). Against its control, "
+        "FedOpt with the same optimiser and momentum, it is ahead in none of 39 comparisons and "
+        f"behind in {lost}. On CIFAR-100, a control of FedDA+AdaGrad (not tuned) ends {higher} "
+        "points higher (3 seeds). "
+        "[The evidence on one screen](reproduction/results/README.md)."
     )
     for name in ("docs/faq.md", "CHANGELOG.md"):
         assert "in none of 39 comparisons" in flat((ROOT / name).read_text())

@@ -248,7 +248,7 @@ def test_checkpoints_hold_it(tmp_path):
 
 
 def test_grids_and_algorithms_that_ask_everyone_need_the_device():
-    with pytest.raises(InputError, match="run_grid keeps client memory on the device"):
+    with pytest.raises(InputError, match=r"keep client memory on the device, .* Raise memory_gb"):
         fedda.run_grid(
             "scaffold", MODEL, clients(), squared_error,
             grid={"client_lr": [0.1, 0.2]}, cohort=2, memory_gb=1e-9,

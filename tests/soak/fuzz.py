@@ -1,4 +1,4 @@
-"""Damaged and crafted files for every reader: each is read, or refused in words.
+"""Damaged and crafted files for every reader: each is read, or refused with a message.
 
 Many inputs share a forked process, with limits on memory and time. If a file makes the process
 crash, the next process goes on behind it.

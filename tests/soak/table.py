@@ -11,11 +11,11 @@ from soak.kinds import KINDS
 
 HEAD = """# What the soak tried, and what failed
 
-Written by `make soak`, which adds a run to `results.json`. A try disturbs one thing or many, which
-`counts` adds up. It fails if a round is lost or doubled, a traceback is printed, a process takes
-more than a minute to end after a signal, code of a file is run, or the end differs from that of an
-undisturbed run. `longest` is the longest try, on a machine that may be busy. `memory` is the most
-that a process of the kind had resident.
+Written by `make soak`, which adds a run to `results.json`. A try makes one disturbance or many;
+`counts` adds them up. It fails if a round is lost or doubled, a traceback is printed, a process
+takes more than a minute to end after a signal, code of a file is run, or the end differs from that
+of an undisturbed run. `longest` is the longest try, on a machine that may be busy. `memory` is the
+largest resident memory of a process of this kind.
 
 Files of data sets are read in a child process with limits. What crashes or hangs there is
 *contained*: an import ends with a message.

@@ -1,4 +1,4 @@
-"""A client: it has its share of the digits, and works for whatever algorithm the server names."""
+"""A client with its share of the digits. The server chooses the algorithm."""
 
 from fedda.flower import client_app
 from flwr.app import Context
@@ -7,7 +7,7 @@ from flower_digits.problem import TASK, Examples, share
 
 
 def data(context: Context) -> Examples:
-    """Where this node's own data would be read."""
+    """Return the examples of this node. A real node would read its own data here."""
     node = context.node_config
     return share(int(node["partition-id"]), int(node["num-partitions"]))
 

@@ -23,7 +23,7 @@ def _examples(x: np.ndarray, y: np.ndarray) -> Examples:
 
 
 def share(number: int, of: int) -> Examples:
-    """One client's digits: few classes are common with it, and others are rare."""
+    """Return one client's digits, in which few classes are common and the others are rare."""
     data = _load()
     rows = partition.split("dirichlet:0.3", data.train_y, of, seed=0, coarse=data.train_coarse)
     return _examples(data.train_x[rows[number]], data.train_y[rows[number]])

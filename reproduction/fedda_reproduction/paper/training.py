@@ -91,7 +91,7 @@ def tidy(folder: Path) -> None:
     """Delete the directories of finished runs in `.work`."""
     done = {path.stem for path in (folder / "cells").glob("*/*.json")}
     for path, names in begun_together(folder).items():
-        if {*names} <= done:  # they came to their end in other company
+        if {*names} <= done:  # all of them have finished, in other batches
             shutil.rmtree(path, ignore_errors=True)  # another process may tidy up, too
     for path in folder.glob(".work/*.lock"):
         if path.stem in done:

@@ -69,7 +69,7 @@ def digest(root: Path = ROOT) -> str:
 def commit() -> str:
     """Return the commit of the study's code; it ends in `-dirty` if a file was changed since.
 
-    On a copy without git it is `unknown`: `digest` then tells which commit it is a copy of.
+    On a copy without git it is `unknown`: `digest` then shows which commit it is a copy of.
     """
     if not (ROOT / ".git").exists():
         return "unknown"

@@ -34,8 +34,8 @@ class Variant(NamedTuple):
         up: How many models it sends.
         unbiased: Whether it converges to the optimum of the federation's loss for any number of
             local steps.
-        version: Raised when a correction changes the algorithm's numbers, so that results from
-            before are known.
+        version: Raised when a correction changes the algorithm's numbers, so that earlier results
+            can be recognised.
     """
 
     make: Callable[..., Algorithm]

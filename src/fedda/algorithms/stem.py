@@ -24,7 +24,7 @@ Option:
               `eta_t = kappa / (w + sigma2 t)^(1/3)` and `a_t = min(1, c eta_t²)`, which hardly
               forgets once `eta_t` is small.
 
-From memory of the paper, unchecked: all of it, because only its abstract and no public code was
+All of this is from memory of the paper and unchecked: only its abstract and no public code was
 found. In the paper all clients take part and have equal weight. Ranges from memory: `kappa` 0.01
 to 0.5, `c` 1 to 10, `w = 1`. Several local steps drift from the optimum, as FedAvg's do; one does
 not.

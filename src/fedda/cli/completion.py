@@ -2,8 +2,8 @@
 
 `fedda --install-completion` sets it up. While a word is completed, JAX is not imported.
 
-Bash takes `=` for the end of a word: it asks for what follows, and gives the words before as
-`algorithm`, `=`. Other shells ask for `algorithm=fe`.
+In Bash `=` ends a word: Bash asks to complete what follows it, and passes `algorithm` and `=` as
+the words before. Other shells ask to complete `algorithm=fe`.
 """
 
 from typing import Any

@@ -92,7 +92,7 @@ def data_fetch(
     memory: Memory = None,
     minutes: Minutes = None,
 ) -> None:
-    """Download a data set, check it and import it. Run again, it continues its download."""
+    """Download a data set, check it and import it. Run it again to continue a download."""
     from fedda.data import datasets
 
     with _progress(name) as (track, tell), interruptible(f"Continue with: fedda data fetch {name}"):
@@ -107,28 +107,30 @@ def data_import(
     name: Annotated[
         str,
         typer.Argument(
-            help="A known data set, or a name for your own.", autocompletion=dataset_names
+            help="A known data set, or a name for your own table.", autocompletion=dataset_names
         ),
     ],
     path: Annotated[Path, typer.Argument(help="A file, a folder or an archive.")],
     client: Annotated[
-        str | None, typer.Option(help="Your own: the column of the client.", show_default="client")
+        str | None,
+        typer.Option(help="Your table: the column of the client.", show_default="client"),
     ] = None,
     label: Annotated[
         str | None,
-        typer.Option(help="Your own: the column to predict.", show_default="label, in .npz y"),
+        typer.Option(help="Your table: the column to predict.", show_default="label, in .npz y"),
     ] = None,
     feature: Annotated[
         list[str] | None,
-        typer.Option(help="Your own: columns to predict from.", show_default="all others, or x"),
+        typer.Option(help="Your table: columns to predict from.", show_default="all others, or x"),
     ] = None,
     ignore: Annotated[
-        list[str] | None, typer.Option(help="Your own: columns to leave out.", show_default="none")
+        list[str] | None,
+        typer.Option(help="Your table: columns to leave out.", show_default="none"),
     ] = None,
     target: Annotated[
         str | None,
         typer.Option(
-            help="Your own: whether labels are classes or numbers.",
+            help="Your table: whether labels are classes or numbers.",
             metavar="classes|numbers",
             show_default="numbers if they have fractions",
         ),
@@ -137,7 +139,7 @@ def data_import(
         bool,
         typer.Option(
             "--prepare/--no-prepare",
-            help="Your own: standardise numbers, fill in missing values, one-hot text.",
+            help="Your table: standardise numbers, fill in missing values, one-hot text.",
         ),
     ] = True,
     replace: Annotated[bool, typer.Option("--replace", help="Replace the old data set.")] = False,
@@ -204,7 +206,7 @@ def data_show(
 ) -> None:
     """Print and draw a federation: sizes of clients, how their labels differ, some images.
 
-    The drawing goes into a file in the current folder, or the one that --picture names.
+    The figure is written to a file in the current folder, or to the file of --picture.
     """
     if picture is not None and picture.suffix not in (".png", ".pdf"):
         raise InputError(f"the picture must be a .png or .pdf file, got {picture}.")
@@ -259,9 +261,9 @@ def _facts(problem: Problem, some: Shards, histogram: np.ndarray | None) -> list
     facts = {
         "clients": whole.clients,
         "examples": whole.examples,
-        "of a client: fewest": whole.fewest,
-        "of a client: median": whole.median,
-        "of a client: most": whole.most,
+        "examples of a client: fewest": whole.fewest,
+        "examples of a client: median": whole.median,
+        "examples of a client: most": whole.most,
         "test examples": num_rows(problem.test),
         "labels": len(problem.labels) or None,
         "distinct labels of a client": labels.distinct_labels,

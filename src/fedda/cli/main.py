@@ -1,7 +1,7 @@
 """The command `fedda`: its commands, and what it prints when one of them fails.
 
-The modules of the commands import JAX and all that needs it inside of their functions: help, wrong
-settings and the completion of words come at once.
+The modules of the commands import JAX, and all that needs it, inside of their functions. So help,
+errors about settings and completion are fast.
 """
 
 import os

@@ -23,7 +23,7 @@ def sweep_command(
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds for each point.")] = 1,
     by: Annotated[
-        str, typer.Option(help="train_loss or train_METRIC; or, of the test set, loss or METRIC.")
+        str, typer.Option(help="train_loss or train_METRIC; or, on the test set, loss or METRIC.")
     ] = "train_loss",
     together: Annotated[
         int | None,
@@ -112,7 +112,8 @@ def _about_best(summary: dict[str, Any]) -> list[str]:
     chosen = ", ".join(f"{name}={value:g}" for name, value in best["hyper"].items())
     lines = [f"Best by {summary['by']}: {chosen or 'the only point'}"]
     if best["at_the_end"]:
-        lines.append(f"Try values beyond the end of its grid: {', '.join(best['at_the_end'])}.")
+        ends = ", ".join(best["at_the_end"])
+        lines.append(f"At an end of the grid: {ends}. Try values beyond it.")
     if not summary["by"].startswith("train_"):
-        lines.append("It was chosen on the test set: its numbers there are too good.")
+        lines.append("It was chosen on the test set, so its results on the test set are too good.")
     return lines

@@ -1,6 +1,6 @@
-"""What the commands share to speak to a person, and options that several of them have.
+"""Output of the commands, and options that several of them have.
 
-Results go to standard output; what a person reads meanwhile goes to standard error.
+Results go to standard output; progress, notes and errors go to standard error.
 """
 
 import os
@@ -113,7 +113,7 @@ def printable(text: str) -> str:
 
 
 def say(*lines: str) -> None:
-    """Print lines of the result, each as long as it is."""
+    """Print lines of the result, without wrapping them."""
     for line in lines:
         out.print(printable(line), soft_wrap=True)
 
@@ -135,7 +135,7 @@ def _stop(number: int, _: object) -> None:
 
 @contextmanager
 def interruptible(hint: str) -> Iterator[None]:
-    """Turn Ctrl-C and SIGTERM into advice how to go on, and the exit code that shells expect."""
+    """On Ctrl-C or SIGTERM, print how to go on, and exit with the code that shells expect."""
     usual = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number, handler in usual.items():
         if handler is not signal.SIG_IGN:

@@ -1,6 +1,6 @@
 """An algorithm in a Python file of the user: the only `Algorithm` that the file defines.
 
-The file stands alone: a run directory keeps its checksum, which says nothing of other files.
+The file must not need other files: a run directory keeps its checksum, but not that of others.
 """
 
 import sys

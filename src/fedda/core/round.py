@@ -61,7 +61,7 @@ def _finite(part: _Contribution) -> Array:
 
 
 def _dropped(part: _Contribution) -> _Contribution:
-    """Return what counts of a client whose contribution is not finite: that it was not."""
+    """Return the contribution of a client that was not finite: only the count of such clients."""
     nonfinite = jnp.asarray(part.counted, part.nonfinite.dtype)
     return tree.zeros_like(part)._replace(nonfinite=nonfinite)
 

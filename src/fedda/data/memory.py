@@ -1,4 +1,4 @@
-"""The memory that devices and the host have left."""
+"""The free memory of devices and of the host."""
 
 import math
 from collections.abc import Sequence

@@ -35,7 +35,7 @@ def load(path: str | PathLike[str], model: Model | None = None) -> Result:
         path: A file of `result.save`; or a run directory of `fedda run` or `fedda.run`. Of an
             unfinished run, the newest checkpoint is loaded, and `settings["finished"]` is False.
         model: The model that was trained. Models of `fedda.models`, such as `mlp`, and those of the
-            tasks of `fedda run` are found without it. The functions of your own models are not
+            tasks of `fedda run` are restored without it. The functions of your own models are not
             stored: without `model`, the result cannot predict, and its parameters are nested
             dictionaries, also where the model has lists, tuples or modules.
 

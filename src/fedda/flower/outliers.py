@@ -7,7 +7,7 @@ copy of the model, such as FedDA's sum of gradients or its momentum. It has two 
 - The norm of the mean, after division by the client's weight: how far this client wants to move. A
   reply far above the median is refused.
 - The norm of the sum, as it is uploaded: how much the client adds to the total. If it is too large,
-  the weight of the client is lowered. So its mean stays, and counts for less.
+  the weight of the client is lowered: its mean stays the same, but counts for less.
 """
 
 from collections import deque

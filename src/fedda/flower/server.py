@@ -155,7 +155,7 @@ class Server:
         return chosen | tree.types("parameter ", self.settings.task.model.shapes())
 
     def resume(self, state: Any, progress: Mapping[str, Any]) -> None:
-        """Go on from what was saved: also replies are compared with those that came before."""
+        """Continue from a saved state, with the sizes of the replies that were accepted before."""
         self.state = jax.tree.map(jnp.asarray, state)
         vars(self.progress).update(progress)
         for sums, sizes in zip(self.plain, self.progress.accepted, strict=False):
@@ -207,7 +207,7 @@ class Server:
         self.compare_population(len(everyone))
         size = min(self.settings.cohort, len(everyone))
         if size < least:
-            raise AggregationError(f"{size} clients are there, {least} are needed")
+            raise AggregationError(f"{size} clients have joined, {least} are needed")
         drawn = draw_cohort(self.settings.seed, number, len(everyone), size)
         cohort = self.asked = [everyone[place] for place in drawn]
         state, counted = self.state, dict(self.progress.counted)
@@ -321,7 +321,7 @@ class Server:
         return Aggregate.of(valid)
 
     def is_worse(self, after: Any) -> bool:
-        """Return whether the loss on the test set exceeds `most_loss_ratio` times that before."""
+        """Return whether the test loss exceeds `most_loss_ratio` times that before the round."""
         ratio = self.settings.most_loss_ratio
         if ratio is None:
             return False
@@ -381,7 +381,7 @@ class Server:
     def log_start(self) -> None:
         """Log what is trained, and the metrics of the model before the first round.
 
-        So an evaluation that fails does so before any client has worked.
+        So an evaluation with an error fails before any client has worked.
         """
         settings, size = self.settings, f"{tree.size(self.state.params):,} parameters"
         log.info("Training with %s: %s", self.name, ", ".join(_shown(self.hyper._asdict())))

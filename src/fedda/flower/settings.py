@@ -34,7 +34,7 @@ class Secure(NamedTuple):
         bits: Precision of an entry.
         neighbours: Number of clients, itself included, with which a client shares its secrets;
             None: all.
-        threshold: The share of these neighbours that must be left at the end.
+        threshold: The share of these neighbours that must remain at the end.
     """
 
     most: float
@@ -68,7 +68,7 @@ class Secure(NamedTuple):
         return min(self.neighbours or clients, clients)
 
     def needed(self, clients: int) -> int:
-        """Return the number of shares that reveal a secret: so many neighbours must be left."""
+        """Return the number of shares that reveal a secret: that many neighbours must remain."""
         shares = self.shares(clients)
         return max(2, shares // 2 + 1, int(self.threshold * shares))
 
@@ -160,7 +160,7 @@ def check(settings: Settings, algorithm: Algorithm, hyper: Any) -> None:
     if not settings.deadline > 0:
         raise InputError(f"deadline must be a positive number of seconds, got {settings.deadline}.")
     if settings.most_loss_ratio is not None and settings.test is None:
-        raise InputError("most_loss_ratio needs a test set. Give test, or leave it out.")
+        raise InputError("most_loss_ratio needs a test set. Give test, or leave out this limit.")
     if settings.secure is not None:
         settings.secure.check(settings.cohort)
     if settings.secure is not None and (settings.most_norm or settings.most_weight):

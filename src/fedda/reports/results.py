@@ -23,13 +23,13 @@ def report(
     """Write a web page, a table and figures that compare results.
 
     Results that differ only in their seed share a row of the table and a line of each figure. They
-    are compared by their first metric that all of them have; without one, by the loss on the test
-    set; without test sets, by the training loss.
+    are compared by the first metric that all of them have; without metrics, by the loss on the
+    test set; without test sets, by the training loss.
 
     Args:
-        results: Results of `fedda.run` or `fedda.load`, or points of `fedda.run_grid`: a list, or
-            labels, each with one of them or one a seed. Without labels, the algorithms and the
-            settings in which they differ are the labels.
+        results: Results of `fedda.run` or `fedda.load`, or points of `fedda.run_grid`: a list, or a
+            dictionary from labels to one result, or to one for each seed. In a list, the labels
+            are the algorithms and the settings in which they differ.
         directory: Where to write `report.html`, `table.md` and the figures.
         threshold: Count rounds and megabytes until the metric reaches this. By default 5 % short of
             the best.

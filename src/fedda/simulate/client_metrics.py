@@ -26,14 +26,14 @@ SCHEMA = {
 class ClientMetrics:
     """The metrics of each client, and how they spread.
 
-    A client without examples has no metrics (NaN), and does not count in what is below.
+    A client without examples has no metrics (NaN), and does not count in the statistics.
 
     Attributes:
         clients: The names of the clients, or their numbers.
         examples: How many examples each client has.
         metrics: One value for each client, by the name of the metric.
         higher_is_better: Whether higher values are better, by the name of the metric.
-        on: After a run, whether the examples are those to "test" or those to "train" on.
+        on: After a run, which examples were evaluated: "test" or "train".
     """
 
     clients: Sequence[str | int]

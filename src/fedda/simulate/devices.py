@@ -62,7 +62,7 @@ def start_up() -> None:
 
 @contextmanager
 def compile_cache() -> Iterator[None]:
-    """Keep the programs on disk that the block compiles, and find those of earlier processes there.
+    """Keep the programs that the block compiles on disk, and reuse those of earlier processes.
 
     Settings of the user have precedence. After the block, JAX is configured as before.
     """
@@ -83,7 +83,7 @@ def compile_cache() -> Iterator[None]:
 
 
 def _cache_settings() -> dict[str, Any]:
-    """Return settings of JAX for the cache; none if the user has chosen others, or none."""
+    """Return JAX's settings for the cache; empty if the user chose a cache or switched it off."""
     enabled = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
     chosen = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
     folder = compiled_folder() if enabled and not chosen else None

@@ -44,10 +44,10 @@ def evaluate(
         model: The model.
         params: Its parameters, such as `result.params`.
         data: A pair of arrays `(x, y)`; or a list of pairs, one for each client; or a dictionary
-            from client to pair; or a federation, of which the test examples are taken.
+            from client to pair; or a federation, whose test examples are used.
         metrics: Functions of `(outputs, y)`, as `fedda.run` takes them. Losses are metrics too.
-        per_client: Whether to evaluate each client. Decorate a metric of your own with
-            `fedda.losses.lower_is_better` if it is one.
+        per_client: Whether to evaluate each client. If lower values of your own metric are better,
+            decorate it with `fedda.losses.lower_is_better`.
 
     Returns:
         The metrics over all examples, by name; or those of each client, with their mean, their
@@ -174,7 +174,7 @@ def _client_sums(model: Model, measures: Measures, params: PyTree, shards: Shard
 
 
 def _parts(shards: Shards | Feed) -> Iterator[tuple[np.ndarray, Shards]]:
-    """Yield some clients and their examples on the device, until all were there."""
+    """Yield the clients in groups, with their examples on the device."""
     if isinstance(shards, Shards):
         yield np.arange(shards.num_clients), shards
         return

@@ -105,8 +105,8 @@ def train_grid(
     """
     if setup.host_rounds is not None:
         raise InputError(
-            "run_grid keeps client memory on the device, and fedda sweep too; raise memory_gb to "
-            "let them."
+            "run_grid and fedda sweep keep client memory on the device, but memory_gb is too small "
+            "for it. Raise memory_gb."
         )
     stacked = jax.tree.map(lambda *leaves: np.array(leaves), *hypers)
     hps = traced(stacked, setup.task.model)
@@ -256,7 +256,7 @@ def _room(setup: Setup) -> float:
 
 
 def values_to_try(name: str, values: Any) -> list[Any]:
-    """Return the values of one setting as a list; refuse what is none."""
+    """Return the values of one setting as a list. Raise an `InputError` if they are none."""
     listed = [] if isinstance(values, str) or not isinstance(values, Iterable) else list(values)
     if not listed:
         raise InputError(f"{name} must be a list of values to try, got {values!r}.")

@@ -1,4 +1,4 @@
-"""From the arguments of a run to what is trained: everything that a user gives is checked here."""
+"""Check the arguments of a run, and prepare what is trained."""
 
 from collections.abc import Iterable, Mapping
 from numbers import Real
@@ -147,7 +147,8 @@ def traced(hyper: Any, model: Model) -> Any:
             if not domain.allows(used):
                 raise InputError(
                     f"{name} must be {domain.description}, got {value!r}, which is {used:g} in "
-                    f"{dtype}, the type of the parameters. Keep those in float32, or change it."
+                    f"{dtype}, the type of the parameters. Keep the parameters in float32, or "
+                    f"change {name}."
                 )
     return jax.tree.map(lambda value: jnp.asarray(value, dtype), hyper)
 

@@ -68,7 +68,7 @@ def bars(quiet: bool = False, every: float = 1.0, silent: float = 0.0) -> Iterat
 
 
 def _in_notebook() -> bool:
-    """Tell whether a Jupyter kernel runs this; without importing IPython, which is slow."""
+    """Return whether a Jupyter kernel runs this, without importing IPython, which is slow."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return getattr(shell, "kernel", None) is not None
@@ -96,7 +96,7 @@ def _terminal_bars() -> Iterator[Add]:
         *columns,
         console=Console(stderr=True, highlight=False),
         expand=True,
-        redirect_stdout=sys.stdout.isatty(),  # what goes to a file stays there
+        redirect_stdout=sys.stdout.isatty(),  # output to a file is not redirected
     ) as shown:
 
         def add(label: str) -> Update:

@@ -19,9 +19,9 @@ from fedda.simulate.client_metrics import ClientMetrics
 from fedda.simulate.train import Row
 
 
-@dataclass(frozen=True, repr=False, eq=False)  # eq would compare arrays, which have no one answer
+@dataclass(frozen=True, repr=False, eq=False)  # eq would compare arrays, which is ambiguous
 class Result:
-    """The outcome of a run: the trained parameters, and what is known about how they were trained.
+    """The outcome of a run: the trained parameters, and how they were trained.
 
     Attributes:
         state: The state of the server's optimiser, with the parameters.
@@ -32,7 +32,7 @@ class Result:
             federation with classes, `classes` are their values, in the order of the outputs.
         model: The model, if it is known.
         preparation: How a table becomes inputs of the model, if the clients came from a table.
-        per_client: The metrics of each client after the last round, if the run was asked for them.
+        per_client: The metrics of each client after the last round, if `per_client` was set.
         warnings: What is probably wrong with the run, in sentences. `fedda.run` also logs them.
     """
 
@@ -97,7 +97,7 @@ class Result:
         """Write the result to one file, which `fedda.load` reads.
 
         The file is written completely or not at all. It holds everything but the functions of a
-        model of your own. What clients keep (`memory`) is in it up to a gigabyte.
+        model of your own. What clients keep (`memory`) is included if it takes at most a gigabyte.
 
         Args:
             path: The file, such as `model.fedda`. A file of this name is replaced.

@@ -135,8 +135,8 @@ def why_untrained(row: Row) -> str | None:
         return f"{skipped}, as no client of their cohorts had examples. Raise cohort, or add data."
     return (
         f"{skipped}, as uploads were not finite ({row['nonfinite_clients']} in all). Lower "
-        "client_lr or server_lr, and check that the loss is finite on these data. It is not where "
-        "an embedding has fewer rows than the data have words."
+        "client_lr or server_lr, and check that the loss is finite on these data. It is not finite "
+        "if, for example, an embedding has fewer rows than the data have words."
     )
 
 
@@ -160,7 +160,7 @@ def _continued(setup: Setup, hp: Any, seed: int, start: Result) -> Run:
 
 
 def _counted_on(last: Row, row: Row) -> Row:
-    """Return the row with the bytes of a continued run: a round may have sent others before."""
+    """Return the row with all bytes of a continued run. Its earlier rounds may have sent others."""
     sent = {
         name: last[name] + row[name] // row["round"] * (row["round"] - last["round"])
         for name in ("bytes_down", "bytes_up")

@@ -62,8 +62,8 @@ def write(result: "Result", path: Path) -> None:
     kept = sum(array.nbytes for name, array in arrays.items() if name.startswith(".memory"))
     if kept > MOST_MEMORY:
         log.warning(
-            "%s: without the memory of the clients, which takes %.3g GB. A run cannot continue "
-            "from this file: to be able to, train with directory=... and keep that directory.",
+            "%s: saved without the memory of the clients, which takes %.3g GB. So no run can "
+            "continue from it. To continue later, train with directory=... and keep that folder.",
             path,
             kept / 1e9,
         )

@@ -65,7 +65,8 @@ def test_of_clients(test: Any, num_clients: int) -> Shards | None:
     if len(test) != num_clients:
         raise InputError(
             f"test must be a pair (x, y), or a list of one pair for each of the {num_clients} "
-            f"clients, got a list of {len(test)}. Give empty arrays for a client without any."
+            f"clients, got a list of {len(test)}. Give empty arrays for a client without "
+            "test examples."
         )
     return from_clients(test, owner="the test set of client")
 

@@ -53,7 +53,7 @@ class Setup(NamedTuple):
         rounds: The number of rounds.
         cohort: The number of clients of a round.
         eval_every: The number of rounds between evaluations.
-        stabilise: In how many rounds at the end clients take one full-batch step instead.
+        stabilise: The number of rounds at the end in which clients take one full-batch step.
         late_every: As `eval_every`, in the rounds that results are averaged over; 0: no more often.
         layout: How a cohort is laid out over chunks and devices.
         sample: How cohorts are drawn.
@@ -211,7 +211,7 @@ def evaluate(
 ) -> dict[str, Array]:
     """Return the loss and the metrics on a test set, of which every device takes its share."""
     share = num_rows(y) if mesh is None else -(-num_rows(y) // mesh.size)
-    # At a time: what stays in a processor's caches, or fills a GPU; and the last as many as others.
+    # A batch stays in a processor's caches, or fills a GPU. The last is as large as the others.
     batches = -(-share // (32 if jax.default_backend() == "cpu" else 512))
     batch = -(-share // batches)
 
@@ -314,7 +314,7 @@ def train(
 def _row(
     setup: Setup, together: bool, sent: tuple[int, ...], number: int, run: Run, tally: Tally | None
 ) -> Row:
-    """Return the report after `number` rounds; `tally` is of those since the report before."""
+    """Return the report after `number` rounds; `tally` has the sums since the previous one."""
     names = ["train_loss", *(f"train_{metric.__name__}" for metric in setup.task.train_metrics)]
     values: Row = dict.fromkeys(names, np.nan)
     if tally is not None:
@@ -343,12 +343,12 @@ def start(setup: Setup, hp: Hyper, seeds: Sequence[int]) -> Run:
 
 
 def averaged(rounds: int) -> int:
-    """Return over how many rounds at the end results are averaged: half of them if few."""
+    """Return the number of rounds at the end to average over: half of all if there are few."""
     return max(1, min(AVERAGED, rounds // 2))
 
 
 def is_evaluated(setup: Setup, number: int) -> bool:
-    """Tell whether there is an evaluation after this number of rounds."""
+    """Return whether there is an evaluation after this number of rounds."""
     left, every = setup.rounds - number, setup.late_every
     late = every > 0 and left <= averaged(setup.rounds) and left % every == 0
     return number % setup.eval_every == 0 or left == 0 or late

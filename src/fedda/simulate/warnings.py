@@ -1,4 +1,4 @@
-"""Warnings about a run: it works, but the result is probably not what a person wants."""
+"""Warnings about a run that works, but whose result is probably not what the user wants."""
 
 import numpy as np
 

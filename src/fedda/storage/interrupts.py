@@ -5,11 +5,11 @@ into Python. Raised inside JAX while it compiles, it makes the process crash whe
 Under `watched`, a signal is therefore noted, and `check` raises it between two compiled programs.
 
 A command ends soon: if the compiler or the device keeps the main thread from `check` for long,
-another thread ends the process. The library must not do that, for the process may be a notebook. It
+another thread ends the process. The library must not do that: the process may be a notebook. It
 waits for the next evaluation, after which nothing is lost, or for a second signal.
 
-Without `watched`, signals are what Python makes of them: files are whole then, too, for an
-unfinished one never gets its name.
+Without `watched`, Python handles the signals. Files are complete then, too, because an unfinished
+file never gets its final name.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Trees from the names of their arrays, if nobody knows their structure.
+"""Rebuild trees from the names of their arrays, if their structure is not known.
 
 `checkpoint.on_host` names an array by its path, such as `.params['layers'][0]['kernel']`. A tree of
 such names has nodes that give their arrays the same names again: an attribute becomes a `Node`, and
