@@ -12,7 +12,7 @@ import pytest
 from fedda.cli import main
 from fedda.errors import InputError
 from fedda_reproduction.theory import fits, measure, page, verdicts
-from fedda_reproduction.theory.verdicts import FAILS, HOLDS, IN_PART, NEARER, numbers
+from fedda_reproduction.theory.verdicts import NOT, CONFIRMED, PARTLY, NEARER, numbers
 
 RESULTS = Path(__file__).parents[2] / "reproduction" / "results" / "theory"
 FIGURES = ("deviation", "equations", "growth", "nearer", "network", "orders", "ratios")
@@ -89,11 +89,11 @@ def test_verdicts_follow_the_numbers(committed):
         row |= {key: [0.1, 0.0, 0.2] for key in NEARER.values()}
     now, then = verdicts.verdicts(changed), verdicts.verdicts(committed)
     assert {key: (then[key], now[key]) for key in now if now[key] != then[key]} == {
-        "F1": (HOLDS, FAILS),
-        "F2": (HOLDS, FAILS),
-        "F3": (FAILS, IN_PART),
-        "nearer": (FAILS, HOLDS),
-        "F4": (FAILS, HOLDS),
+        "F1": (CONFIRMED, NOT),
+        "F2": (CONFIRMED, NOT),
+        "F3": (NOT, PARTLY),
+        "nearer": (NOT, CONFIRMED),
+        "F4": (NOT, CONFIRMED),
     }
     changed["claims"] = page.claims(changed)
     text = page.markdown(changed)
@@ -125,10 +125,10 @@ def fedda_command(monkeypatch, *options):
 @pytest.mark.slow
 def test_the_command(monkeypatch, tmp_path, capfd):
     assert fedda_command(monkeypatch, "--quick", "--out", tmp_path / "new") == 0
-    assert FAILS in capfd.readouterr().out
+    assert NOT in capfd.readouterr().out
     record = json.loads((tmp_path / "new" / "theory.json").read_text())
     judged = verdicts.verdicts(record)
-    assert judged["F1"] == judged["F2"] == HOLDS
+    assert judged["F1"] == judged["F2"] == CONFIRMED
     assert (tmp_path / "new" / "README.md").read_text() == page.markdown(record)
     for name in {*FIGURES} - {"network"}:
         assert (tmp_path / "new" / f"{name}.png").stat().st_size > 1000

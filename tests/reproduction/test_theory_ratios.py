@@ -182,7 +182,7 @@ def committed():
 
 
 def test_the_published_scales_are_those_of_constant_gradients(committed):
-    assert verdicts.verdicts(committed)["F13"] == verdicts.FAILS
+    assert verdicts.verdicts(committed)["F13"] == verdicts.NOT
     for row in verdicts.numbers(committed)["everybody"][1:]:
         assert row["T"] > 1
         assert row["scale"] == pytest.approx(row["constant"], rel=0.05)
@@ -197,13 +197,13 @@ def test_the_verdict_follows_the_numbers(committed):
 
     for row in grid:
         row["near"] = 0.9
-    assert judged() == [verdicts.HOLDS, verdicts.HOLDS]
+    assert judged() == [verdicts.CONFIRMED, verdicts.CONFIRMED]
     for row in verdicts.select(grid, T=5):
         row["near"] = 0.4
-    assert judged() == [verdicts.IN_PART, verdicts.HOLDS]
+    assert judged() == [verdicts.PARTLY, verdicts.CONFIRMED]
     for row in grid:
         row["near"] = 0.1 if row["T"] == 1 else 0.9
-    assert judged() == [verdicts.HOLDS, verdicts.FAILS]
+    assert judged() == [verdicts.CONFIRMED, verdicts.NOT]
     (claim,) = verdicts.select(page.claims(changed), key="F13")
     assert "at most 90 % of entries have sizes within [0.5, 2]" in claim["measured"]
     assert "|" not in claim["measured"], "it is a cell of tables"

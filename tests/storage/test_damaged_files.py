@@ -39,7 +39,7 @@ SUMMARY = {
     **TOTALS,
 }
 THEORY = {
-    "claims": [{"key": "F1 a", "claim": "b", "verdict": "holds", "measured": "c; d"}],
+    "claims": [{"key": "F1 a", "claim": "b", "verdict": "confirmed", "measured": "c; d"}],
     **{"date": "2026-01-01", "device": "1 x abacus", "commit": "c", "versions": {"jax": "9.9"}},
 }
 BENCH = {"device": "1 x abacus", "models": {"mlp": {"fedda_to_fedavg": 1.1}}}

@@ -155,8 +155,7 @@ def _theory(name: str, theory: File) -> Check:
     verdict = {claim["key"]: claim["verdict"] for claim in (theory or {"claims": []})["claims"]}
     if theory is None or name not in verdict:
         return Check(Verdict.UNDECIDED)
-    whole = {"holds": Verdict.CONFIRMED, "does not hold": Verdict.NOT}
-    return Check(whole.get(verdict[name], Verdict.PARTLY), _theory_numbers(name, theory))
+    return Check(Verdict(verdict[name]), _theory_numbers(name, theory))
 
 
 def _theory_numbers(name: str, record: Mapping[str, Any]) -> dict[str, str]:

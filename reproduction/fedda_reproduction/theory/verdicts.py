@@ -8,7 +8,7 @@ from fedda_reproduction.theory.adam_ratios import COHORTS, EVERYBODY, PAPER
 from fedda_reproduction.theory.deviation import LATE, MOMENTA
 from fedda_reproduction.theory.equations import LOCAL_STEPS
 
-HOLDS, IN_PART, FAILS = "holds", "holds in part", "does not hold"
+CONFIRMED, PARTLY, NOT = "confirmed", "partly confirmed", "not confirmed"
 EXACT = 1e-12
 ROUNDING = 1.05  # a rate is measured over a finite time, in which slower modes still show
 NEARER = {T: f"local nearer, T={T}" for T in LOCAL_STEPS}  # keys of rows: a share and its interval
@@ -46,7 +46,7 @@ def verdicts(record: Row) -> dict[str, str]:
 
 
 def _verdict(*conditions: bool) -> str:
-    return HOLDS if all(conditions) else IN_PART if any(conditions) else FAILS
+    return CONFIRMED if all(conditions) else PARTLY if any(conditions) else NOT
 
 
 def _nearer_verdict(rows: Sequence[Row]) -> str:
@@ -55,7 +55,7 @@ def _nearer_verdict(rows: Sequence[Row]) -> str:
     The majority of its problems decides a setting, and up to a fifth of settings may differ.
     """
     for_fedda = fmean(row[key][0] < 0.5 for row in rows for key in NEARER.values())
-    return HOLDS if for_fedda > 0.8 else FAILS if for_fedda < 0.2 else IN_PART
+    return CONFIRMED if for_fedda > 0.8 else NOT if for_fedda < 0.2 else PARTLY
 
 
 def _matches(growth: Sequence[Row], key: str) -> bool:

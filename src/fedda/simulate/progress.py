@@ -11,7 +11,9 @@ Update = Callable[[int, int | None, str], None]  # done, total (None if unknown)
 Add = Callable[[str], Update]
 
 COMPILING = "compiling ..."
-RARER = 20  # a log gets its next line after a twentieth of the time so far: some 200 lines a day
+RARER = (
+    20  # a log gets its next line after a twentieth of the time so far: fewer than 200 lines a week
+)
 CELL_SECONDS = 0.2  # between two updates of a notebook
 
 
