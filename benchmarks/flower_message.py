@@ -93,6 +93,13 @@ def flower_fedavg() -> Any:
     return own_loop(torch.optim.SGD, lambda module, _: ArrayRecord(module.state_dict()))
 
 
+def flower_fedavg_and_jax() -> Any:
+    """Return the same app, which also imports JAX: the least that a client with both needs."""
+    import jax  # noqa: F401
+
+    return flower_fedavg()
+
+
 def fedda_strategy() -> Any:
     """Return the same app for the strategy `fedda.flower.FedDA`."""
     from fedda.torch import DecoupledSGD, reply_arrays
@@ -133,6 +140,7 @@ def perceptron() -> Any:
 APPS: Mapping[str, Callable[[], Any]] = {
     "Flower alone, no training": only_flower,
     "Flower's FedAvg, PyTorch": flower_fedavg,
+    "Flower's FedAvg, PyTorch, and `import jax`": flower_fedavg_and_jax,
     "strategy `fedda.flower.FedDA`, PyTorch": fedda_strategy,
     "`fedda.torch.client_app`": torch_client,
     "`fedda.flower.client_app`, JAX model": lambda: jax_client(perceptron()),

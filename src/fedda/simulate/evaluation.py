@@ -7,7 +7,6 @@ clients. The sums over the examples of a client are taken on the host, in float6
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -22,7 +21,7 @@ from fedda.models import Model
 from fedda.simulate import devices
 from fedda.simulate.client_metrics import ClientMetrics
 from fedda.simulate.settings import Examples, Test, is_one_pair_a_client
-from fedda.simulate.train import Setup, programs
+from fedda.simulate.train import Setup, fetched_late, programs
 
 BLOCK = 512  # examples of one call
 GROUP = 256  # clients that are brought to the device at once, if their examples are on disk
@@ -157,19 +156,22 @@ def _client_sums(model: Model, measures: Measures, params: PyTree, shards: Shard
     """Return the sums of numerators and denominators over the examples of each client."""
     total = np.zeros((len(measures), 2, shards.num_clients))
     program = _values(model, tuple(measures.values()))
-    for clients, part in _parts(shards):
-        count = np.asarray(part.count)[: len(clients)]
-        start = np.asarray(part.start)[: len(clients)]
-        owner = np.repeat(clients, count)
-        rows = np.arange(len(owner)) + np.repeat(start - (np.cumsum(count) - count), count)
-        for first in range(0, len(rows), BLOCK):
-            some = rows[first : first + BLOCK]
-            block = np.resize(some, BLOCK).astype(np.int32)  # repeats fill the last one
-            values = jax.device_get(program(params, (part.x, part.y), block))
-            for sums, pair in zip(total, values, strict=True):
-                for added, array in zip(sums, pair, strict=True):
-                    numbers = np.asarray(array[: len(some)], np.float64)
-                    np.add.at(added, owner[first : first + BLOCK], numbers)
+
+    def started() -> Iterator[tuple[np.ndarray, Any]]:
+        for clients, part in _parts(shards):
+            count = np.asarray(part.count)[: len(clients)]
+            start = np.asarray(part.start)[: len(clients)]
+            owner = np.repeat(clients, count)
+            rows = np.arange(len(owner)) + np.repeat(start - (np.cumsum(count) - count), count)
+            for first in range(0, len(rows), BLOCK):
+                some = rows[first : first + BLOCK]
+                block = np.resize(some, BLOCK).astype(np.int32)  # repeats fill the last one
+                yield owner[first : first + BLOCK], program(params, (part.x, part.y), block)
+
+    for owner, values in fetched_late(started()):
+        for sums, pair in zip(total, values, strict=True):
+            for added, array in zip(sums, pair, strict=True):
+                np.add.at(added, owner, np.asarray(array[: len(owner)], np.float64))
     return {name: (above, below) for name, (above, below) in zip(measures, total, strict=True)}
 
 

@@ -243,11 +243,20 @@ def evaluate_blocks(task: Task, params: PyTree, blocks: Iterable[Block]) -> dict
     The sums over blocks are in float64.
     """
     total = dict.fromkeys(task.measures, np.zeros(2))
-    for block in blocks:
+    for sums in fetched_late(_sums(task)(params, block) for block in blocks):
         interrupts.check()
-        for name, pair in jax.device_get(_sums(task)(params, block)).items():
+        for name, pair in sums.items():
             total[name] = total[name] + np.asarray(pair, np.float64)
     return {name: float(above / below) for name, (above, below) in total.items()}
+
+
+def fetched_late(results: Iterable[PyTree]) -> Iterator[PyTree]:
+    """Fetch each result from the device after the work for the next one has been started.
+
+    So the host reads the next examples while the device computes.
+    """
+    for before, _ in itertools.pairwise(itertools.chain(results, [None])):
+        yield jax.device_get(before)
 
 
 def train(
