@@ -12,7 +12,7 @@ import pytest
 from fedda.cli import main
 from fedda.errors import InputError
 from fedda_reproduction.theory import fits, measure, page, verdicts
-from fedda_reproduction.theory.verdicts import NOT, CONFIRMED, PARTLY, NEARER, numbers
+from fedda_reproduction.theory.verdicts import CONFIRMED, NEARER, NOT, PARTLY, numbers
 
 RESULTS = Path(__file__).parents[2] / "reproduction" / "results" / "theory"
 FIGURES = ("deviation", "equations", "growth", "nearer", "network", "orders", "ratios")
