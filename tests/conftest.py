@@ -30,6 +30,8 @@ os.environ["XLA_FLAGS"] = " ".join([FLAGS, *QUICK])
 jax.devices()
 os.environ["XLA_FLAGS"] = FLAGS
 
+# JAX keeps millions of objects, and Python goes through all of them at each full collection.
+gc.set_threshold(200_000, 20, 50)
 os.environ["FEDDA_COMPILE_CACHE"] = "off"  # or a test would depend on programs of earlier ones
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")

@@ -25,8 +25,8 @@ pytestmark = pytest.mark.usefixtures("x64")
 
 
 def marked(variant, reduction):
-    """In the fast group: every algorithm under `sum`, where steps depend on sizes."""
-    slow = variant.chosen or reduction == "mean"
+    """In the fast group: one algorithm of each module under `sum`, where steps depend on sizes."""
+    slow = variant.is_slow or reduction == "mean"
     return pytest.param(variant, reduction, marks=[pytest.mark.slow] if slow else [])
 
 

@@ -62,10 +62,10 @@ def assert_same(left, right):
 @pytest.mark.parametrize(
     ("name", "codec"),
     [
-        ("fedda-sgdm", compression.top_k(0.1)),
         ("scaffold", compression.random_k(0.1)),
         ("mime-sgdm", compression.quantised(8)),
-        ("fedda-adam", compression.quantised(4)),
+        pytest.param("fedda-sgdm", compression.top_k(0.1), marks=pytest.mark.slow),
+        pytest.param("fedda-adam", compression.quantised(4), marks=pytest.mark.slow),
     ],
 )
 def test_compressed_federations_come_to_the_state_of_the_simulator(name, codec):

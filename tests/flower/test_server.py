@@ -15,10 +15,10 @@ from jax import random
 
 import fedda
 from fedda import algorithms
-from fedda.algorithms import registry
 from fedda.core.losses import squared_error
 from fedda.errors import InputError
 from helpers.flower_grid import LocalGrid
+from helpers.variants import FAST
 
 pytest.importorskip("flwr")
 from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord
@@ -46,13 +46,11 @@ from helpers.flower_problem import (
 
 pytestmark = pytest.mark.usefixtures("x64")
 
-FIRST = [next(iter(module.variants)) for module in registry.modules()]  # others of it are slow
-
 
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[] if name in FIRST else [pytest.mark.slow])
+        pytest.param(name, marks=[] if name in FAST else [pytest.mark.slow])
         for name in algorithms.names()
     ],
 )

@@ -176,7 +176,9 @@ def test_clients_on_flower_train_a_module(name):
     model, _ = models()
     task = Task(model, losses.cross_entropy, Plan(BATCH, STEPS))
     grid = LocalGrid([client_app(task, lambda _, k=k: CLIENTS[k]) for k in range(len(SIZES))])
-    served = serve(grid, Settings(name, task, CLIENTS[0], 5, 3, seed=SEED, nodes=4))
+    # With three clients, an honest one may exceed the limit. A simulation lowers no weight.
+    free = {"most_sum_ratio": None, "seed": SEED, "nodes": 4}
+    served = serve(grid, Settings(name, task, CLIENTS[0], 5, 3, **free))
     here = fedda.run(name, model, CLIENTS, losses.cross_entropy, **SETTINGS)
     for weight, expected in here.params.items():
         np.testing.assert_allclose(served.state.params[weight], expected, rtol=0, atol=1e-10)

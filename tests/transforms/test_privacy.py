@@ -289,7 +289,7 @@ def slope_run(algorithm):
 
 
 def with_counters():
-    """Every variant that can be private; those whose uploads hold no counters are slow tests."""
+    """Every variant that can be private; few whose uploads hold counters are fast tests."""
     for variant in VARIANTS:
         algorithm = variant.algorithm
         try:
@@ -300,7 +300,8 @@ def with_counters():
         counts = [
             part.value for part in jax.tree.leaves(upload, is_leaf=is_counter) if is_counter(part)
         ]
-        yield pytest.param(variant, marks=[] if tree.size(counts) else [pytest.mark.slow])
+        slow = variant.is_slow or not tree.size(counts)
+        yield pytest.param(variant, marks=[pytest.mark.slow] if slow else [])
 
 
 @pytest.mark.usefixtures("x64")
