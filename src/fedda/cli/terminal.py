@@ -64,9 +64,7 @@ at_end = ExitStack()  # what is done when the command ends
 leaving = ExitStack()  # what is done after that, when its exit code is known
 
 
-def print_table(
-    rows: Sequence[Sequence[str]], align: str = "", title: str = "", caption: str = ""
-) -> None:
+def print_table(rows: Sequence[Sequence[str]], align: str = "", title: str = "") -> None:
     """Print a table.
 
     Args:
@@ -76,7 +74,6 @@ def print_table(
             terminal shows only the first columns. Default: the first to the left, the others to
             the right.
         title: A line above the table.
-        caption: A line below it.
     """
     header, *body = rows
     align = align or "l".ljust(len(header), "r")
@@ -86,7 +83,6 @@ def print_table(
         show_header=any(header),
         title=printable(title) or None,
         title_justify="left",
-        caption=caption or None,
     )
     sides: dict[str, JustifyMethod] = {"r": "right", "c": "center"}
     for name, side in zip(header, align, strict=True):

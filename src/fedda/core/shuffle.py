@@ -31,11 +31,11 @@ def shuffled_rows(key: Array, count: Array, epoch: Array | int, position: Array)
         The row numbers, in the shape of the positions. In each epoch they are a permutation.
     """
     first, second = random.bits(key, (2,), "uint32")
-    own = _hash(second + jnp.asarray(epoch).astype("uint32"))
+    own = mixed(second + jnp.asarray(epoch).astype("uint32"))
     size, row = count.astype("int32"), position.astype("int32")
 
     def swap(number: Array, row: Array) -> Array:
-        bits = _hash(first ^ (own + number * jnp.uint32(0x9E3779B9)))
+        bits = mixed(first ^ (own + number * jnp.uint32(0x9E3779B9)))
         # Floating-point numbers, as the product would need 64 bits and a remainder is slow.
         share = (bits >> 8).astype("float32") * jnp.float32(2.0**-24)
         K = jnp.minimum((share * size.astype("float32")).astype("int32"), size - 1)
@@ -54,8 +54,11 @@ def shuffled_rows(key: Array, count: Array, epoch: Array | int, position: Array)
     return row.astype(position.dtype)
 
 
-def _hash(bits: Array) -> Array:
-    """Mix all bits of unsigned numbers (the finaliser of MurmurHash3)."""
+def mixed(bits: Array) -> Array:
+    """Mix all bits of unsigned numbers of 32 bits (the finaliser of MurmurHash3).
+
+    The function is bijective. A change of one bit changes about half of the bits.
+    """
     bits = (bits ^ (bits >> 16)) * jnp.uint32(0x85EBCA6B)
     bits = (bits ^ (bits >> 13)) * jnp.uint32(0xC2B2AE35)
     return bits ^ (bits >> 16)

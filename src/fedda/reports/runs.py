@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from fedda.errors import InputError
 from fedda.simulate import client_metrics
+from fedda.storage import snapshot
 from fedda.storage.files import EVALUATION, read_json, read_rows
 from fedda.storage.schema import mismatch
 
@@ -61,7 +62,7 @@ def read_runs(paths: Iterable[str | Path]) -> list[Run]:
     """
     directories: dict[Path, Path] = {}
     for path in map(Path, paths):
-        logs = sorted(path.rglob("metrics.jsonl"))
+        logs = sorted(path.rglob(snapshot.LOG))
         if not logs:
             raise InputError(
                 f"got {path}, which contains no metrics.jsonl; expected a run directory or a "
@@ -81,13 +82,13 @@ def read_runs(paths: Iterable[str | Path]) -> list[Run]:
 
 
 def _read_run(directory: Path) -> Run:
-    with _refusing_damage(directory / "config.toml") as path:
+    with _refusing_damage(directory / snapshot.CONFIG) as path:
         config = tomllib.loads(path.read_text(encoding="utf-8"))
         if why := mismatch(config, CONFIG):
             raise ValueError(why)
-    evaluations, notes = read_log(directory / "metrics.jsonl")
-    finished = (directory / "summary.json").exists()
-    summary = read_summary(directory / "summary.json") if finished else None
+    evaluations, notes = read_log(directory / snapshot.LOG)
+    finished = (directory / snapshot.SUMMARY).exists()
+    summary = read_summary(directory / snapshot.SUMMARY) if finished else None
     if not finished:
         last = evaluations[-1]["round"] if evaluations else "-"
         of = f" of {config['rounds']}" if "rounds" in config else ""
@@ -95,10 +96,10 @@ def _read_run(directory: Path) -> Run:
     return Run(directory, config, evaluations, summary, notes)
 
 
-def read_summary(path: Path, spec: Any = SUMMARY) -> dict[str, Any]:
+def read_summary(path: Path) -> dict[str, Any]:
     """Return the summary of a finished run. A damaged summary is an error."""
     with _refusing_damage(path):
-        return dict(read_json(path, spec))
+        return dict(read_json(path, SUMMARY))
 
 
 @contextmanager

@@ -35,6 +35,7 @@ from fedda.storage.checkpoint import Checkpoint
 from fedda.storage.provenance import compile_seconds, provenance
 from fedda.storage.snapshot import (
     CONFIG,
+    LOG,
     SUMMARY,
     Row,
     check_same,
@@ -86,7 +87,7 @@ class RunDirectory:
         path: Path | None,
         settings: Mapping[str, Any],
         changeable: Container[str] = (),
-        log: str = "metrics.jsonl",
+        log: str = LOG,
     ) -> None:
         """Lock the directory. Call `close` at the end, or use a `with` statement.
 

@@ -16,6 +16,7 @@ from fedda.storage import checkpoint, files
 from fedda.storage.schema import mismatch
 
 CONFIG = "config.toml"
+LOG = "metrics.jsonl"
 SUMMARY = "summary.json"
 # The specification of the notes of a checkpoint.
 NOTES = {
@@ -60,7 +61,7 @@ class Snapshot(NamedTuple):
     finished: bool
 
 
-def read_newest(path: Path, log: str = "metrics.jsonl") -> Snapshot:
+def read_newest(path: Path) -> Snapshot:
     """Read the newest checkpoint of a run directory. Nothing is changed.
 
     Raises:
@@ -74,7 +75,7 @@ def read_newest(path: Path, log: str = "metrics.jsonl") -> Snapshot:
             "`fedda run --resume` or fedda.run(directory=...)."
         )
     _, arrays, notes = decoded(checkpoint.read(saved[-1]), path)
-    lines = log_of(path / log, files.read_sealed(path / CONFIG), notes).splitlines()
+    lines = log_of(path / LOG, files.read_sealed(path / CONFIG), notes).splitlines()
     finished = notes["progress"].get("finished", False)
     return Snapshot(settings, [json.loads(line) for line in lines], arrays, finished)
 

@@ -35,6 +35,7 @@ from fedda.core import tree
 from fedda.core.algorithm import Algorithm, Hyper, Phase, Seen
 from fedda.core.local import Weighted, is_weighted
 from fedda.core.round import exchanges
+from fedda.core.shuffle import mixed
 from fedda.core.task import Plan, Task
 from fedda.core.tree import PyTree
 from fedda.data.federation import Shard, from_clients
@@ -351,14 +352,7 @@ def drawn_places(seed: Array, number: int, size: int) -> Array:
     width, longer = divmod(size, number)  # the first `longer` intervals have one position more
     first = interval * jnp.uint32(width) + jnp.minimum(interval, jnp.uint32(longer))
     widths = jnp.uint32(width) + (interval < longer).astype("uint32")
-    return (first + _mixed(_mixed(interval) ^ seed) % widths).astype("int32")
-
-
-def _mixed(x: Array) -> Array:
-    """Return a bijective hash of 32 bits. A change of one bit changes about half of the bits."""
-    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
-        x = (x ^ (x >> jnp.uint32(shift))) * jnp.uint32(factor)
-    return x ^ (x >> jnp.uint32(16))
+    return (first + mixed(mixed(interval) ^ seed) % widths).astype("int32")
 
 
 def _scattered(places: Array, values: Array, shape: tuple[int, ...]) -> Array:
