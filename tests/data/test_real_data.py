@@ -105,8 +105,7 @@ def test_emnist_learns_in_little_memory(imported, tmp_path):
     summary, rows, gigabytes = trained(tmp_path, "task=emnist", "rounds=12", "eval_every=4")
     assert summary["parameters"] == 1_206_590
     losses = [row["loss"] for row in rows]
-    assert losses == sorted(losses, reverse=True)
-    assert losses[-1] < 0.9 * losses[0]
+    assert max(losses[1:]) < 0.9 * losses[0]
     assert gigabytes < 3
 
 
