@@ -97,6 +97,12 @@ def test_fetch_downloads_imports_and_keeps(fedda, remote, root):
     assert len(remote.asked) == 1
 
 
+def test_a_task_without_files_is_no_name_for_a_table(fedda, tmp_path):
+    code, _, err = fedda("data", "import", "digits", str(own_file(tmp_path / "mine.npz")))
+    assert code == 2
+    assert "digits is a task that reads no files. Choose another name" in err
+
+
 def test_import_of_a_federation_of_ones_own(fedda, tmp_path):
     file = own_file(tmp_path / "mine.npz")
     code, out, _ = fedda(

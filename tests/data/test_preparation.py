@@ -186,10 +186,27 @@ def test_large_numbers_are_standardised_in_double_precision():
     np.testing.assert_allclose(ours, (np.arange(4) - 1.5) / np.std(np.arange(4)), rtol=1e-6)
 
 
+def test_spaces_around_a_text_count_nowhere(tmp_path):
+    """A CSV file, a DataFrame and new rows are prepared alike."""
+    path = tmp_path / "visits.csv"
+    TABLE.assign(ward=" " + TABLE["ward"] + "  ").to_csv(path, index=False)
+    of_file, of_table = made(path), made(pd.read_csv(path))
+    assert of_file.preparation == of_table.preparation
+    np.testing.assert_array_equal(
+        of_file.preparation.apply(pd.read_csv(path)), of_file.preparation.apply(TABLE)
+    )
+
+
+def test_text_among_numbers_is_named():
+    low = TABLE.assign(age=["<5" if row % 20 == 0 else f"{row}.5" for row in range(len(TABLE))])
+    with pytest.raises(InputError, match="'age' holds numbers, but also the text '<5'; expected"):
+        made(low)
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ({"age": [1]}, "the new rows: unknown column 'pressure'"),
+        ({"age": [1]}, "the new rows lack the columns 'pressure', 'creatinine', "),
         ([[1, 2]], "row 0 (from 0) must have 6 values: age, pressure"),
         ("new.csv", "got str, expected a DataFrame, a dictionary of columns or a list of rows"),
         (TABLE.assign(age="old"), "column 'age' has 'old' in row 0 (from 0), expected numbers"),

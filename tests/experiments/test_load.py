@@ -14,6 +14,7 @@ import pytest
 from flax import nnx
 
 import fedda
+from fedda.data import datasets
 from fedda.errors import InputError
 from fedda.experiments import run as experiment
 from fedda.simulate import saved
@@ -339,3 +340,26 @@ def test_a_damaged_directory_is_refused(tmp_path: Path):
     with pytest.raises(InputError, match=r"metrics\.jsonl is damaged"):
         fedda.load(tmp_path)
     assert json.loads(rows.splitlines()[1])["round"] == 2
+
+
+def test_a_run_of_the_command_on_a_table_predicts_new_rows(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("FEDDA_DATA", str(tmp_path / "data"))
+    rows = [
+        f"{'north' if i % 2 else 'south'},{i % 7},{'AB'[i % 2]},{'yn'[i % 3 == 0]}"
+        for i in range(60)
+    ]
+    (tmp_path / "visits.csv").write_text("\n".join(["client,age,ward,label", *rows]))
+    datasets.import_files("visits", tmp_path / "visits.csv")
+    settings = {"task": "own", "data": "visits", "rounds": 2, "cohort": 2}
+    outcome = experiment.run(config.resolve(settings), tmp_path / "run")
+    found, new = fedda.load(tmp_path / "run"), {"age": None, "ward": " A"}
+    assert found.settings["classes"] == ["n", "y"]
+    np.testing.assert_array_equal(found.predict(new), outcome.result.predict(new))
+
+
+def test_a_module_is_taken_as_the_model(tmp_path: Path):
+    module = eqx.nn.MLP(3, 2, 4, 1, key=jax.random.key(0))
+    result = fedda.run("fedavg", module, CLIENTS, LOSS, **SETTINGS)
+    result.save(tmp_path / "model.fedda")
+    again = fedda.load(tmp_path / "model.fedda", model=module)
+    np.testing.assert_array_equal(again.predict(X), result.predict(X))

@@ -70,8 +70,14 @@ def test_the_verdict_names_the_best_its_interval_and_its_ties(tmp_path):
     assert page.index("best ends at accuracy") < page.index("<table")
 
 
-def test_one_seed_decides_nothing(tmp_path):
+def test_equal_ends_of_one_seed_have_no_winner(tmp_path):
     paths = [write_seeds(tmp_path, name, (0.9,)) for name in ("a", "b")]
+    verdict = write([*paths, write_seeds(tmp_path, "c", (0.8,))], tmp_path / "out").verdict
+    assert verdict.startswith("a and b end equally high, and no other ends higher: accuracy 0.900")
+
+
+def test_one_seed_decides_nothing(tmp_path):
+    paths = [write_seeds(tmp_path, name, (end,)) for name, end in (("a", 0.9), ("b", 0.8))]
     verdict = write(paths, tmp_path / "out").verdict
     assert verdict.startswith(
         "a ends highest: accuracy 0.900 (1 seed, no interval). One seed decid"

@@ -77,7 +77,7 @@ def compare_command(
             return "Nothing was written."
         return f"Continue with: fedda compare --out {directory}"
 
-    with bars(quiet) as add, training(hint):
+    with training(hint), bars(quiet) as add:
         summaries = compare.train(planned, directory, lambda label: run_bar(add(label)))
     trained = read_runs([directory])
     rows = statistics.table(trained, threshold)

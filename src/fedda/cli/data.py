@@ -95,7 +95,7 @@ def data_fetch(
     """Download a data set, check it and import it. Run it again to continue a download."""
     from fedda.data import datasets
 
-    with _progress(name) as (track, tell), interruptible(f"Continue with: fedda data fetch {name}"):
+    with interruptible(f"Continue with: fedda data fetch {name}"), _progress(name) as (track, tell):
         opened = datasets.fetch_dataset(name, mirror, track, tell, **_limits(memory, minutes))
     _print_store(name, opened)
     say(f"The downloads are kept in {datasets.downloads(name)}")
@@ -151,12 +151,15 @@ def data_import(
     For example: `fedda data import visits visits.csv --client hospital --label outcome`
     """
     from fedda.data import datasets
+    from fedda.data.catalogue import DATASETS
 
+    if name in config.tasks() and name not in DATASETS:
+        raise InputError(f"{name} is a task that reads no files. Choose another name for your data.")
     chosen: dict[str, Any] = {"client": client, "label": label, "features": feature}
     chosen |= {"ignore": ignore, "target": target}
     given = {key: value for key, value in chosen.items() if value} | _limits(memory, minutes)
     given |= {} if prepare else {"prepare": False}
-    with _progress(name) as (_, tell), interruptible("Nothing was imported."):
+    with interruptible("Nothing was imported."), _progress(name) as (_, tell):
         opened = datasets.import_files(name, path, tell, replace, **given)
     _print_store(name, opened)
 

@@ -95,7 +95,7 @@ def run_command(
         return f"Continue with: fedda run --resume {directory}" if begun else "Nothing was written."
 
     track = event_file(directory / "tensorboard") if tensorboard and hosts.is_first() else None
-    with bars(quiet) as add, terminal.training(hint, terminable=coordinator is None):
+    with terminal.training(hint, terminable=coordinator is None), bars(quiet) as add:
         show = run_bar(add(resolved.algorithm if resume is None else "resumed run"))
 
         def on_progress(done: Progress | None) -> None:

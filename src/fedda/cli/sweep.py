@@ -54,7 +54,7 @@ def sweep_command(
     points = _grid(grid or [])
     directory = out_dir or terminal.new_directory(f"sweep-{resolved.task}-{resolved.algorithm}")
     hint = f"Continue with the same command and --out {directory}"
-    with bars(quiet) as add, terminal.training(lambda: hint):
+    with terminal.training(lambda: hint), bars(quiet) as add:
         tell = grid_bar(add(resolved.algorithm))
         summary = sweep.run(
             resolved, points, seeds, directory, by=by, together=together, on_progress=tell

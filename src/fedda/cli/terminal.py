@@ -161,6 +161,8 @@ def training(hint: Callable[[], str], terminable: bool = True) -> Iterator[None]
     def end(number: int) -> None:
         try:
             err.show_cursor()
+            if err.is_terminal:
+                err.print()  # below the bars
             _say_stopped(number, hint())
         finally:  # also if nobody reads the standard error any more
             os._exit(128 + number)

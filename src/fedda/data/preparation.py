@@ -57,7 +57,7 @@ class Column:
                 f"missing values become {self.median:.4g}{mark}"
             )
         more = "" if len(self.categories) <= SHOWN else f" and {len(self.categories) - SHOWN} more"
-        shown = ", ".join(self.categories[:SHOWN])
+        shown = ", ".join(map(repr, self.categories[:SHOWN]))
         return f"{self.name}: one-hot of {shown}{more}, missing values become zeros{mark}"
 
 
@@ -68,8 +68,8 @@ class Preparation:
     Numbers: a missing value becomes the median, then the mean is subtracted and the result divided
     by the standard deviation. Text, categories and booleans become one feature for each category,
     1 or 0; a category that was not among the training examples is all zeros, and so is a missing
-    one. A column with missing values among the training examples has one more feature, 1 where the
-    value is missing. Constant columns are dropped.
+    one. Spaces around a text do not count. A column with missing values among the training examples
+    has one more feature, 1 where the value is missing. Constant columns are dropped.
 
     The statistics are those of the training examples of all clients. In a real federation, the
     clients would have to compute them together, for example with secure sums.
@@ -84,7 +84,7 @@ class Preparation:
         >>> hospitals.preparation
         Preparation of 2 columns, 4 features
           age: (value - 50) / 14.14, missing values become 50 and are marked
-          sex: one-hot of F, M, missing values become zeros
+          sex: one-hot of 'F', 'M', missing values become zeros
         >>> hospitals.preparation.apply({"age": [50, None], "sex": ["M", "unknown"]})
         array([[0., 0., 0., 1.],
                [0., 1., 0., 0.]], dtype=float32)
@@ -107,7 +107,13 @@ class Preparation:
         """
         names = [column.name for column in self.columns]
         given = columns.of(rows, names)
-        found = {name: columns.find(given, name, "the new rows") for name in names}
+        absent = [name for name in names if name not in given]
+        if absent:
+            raise InputError(
+                f"the new rows lack the columns {', '.join(map(repr, absent))}, got "
+                f"{', '.join(map(repr, given))}. Add them; None stands for a missing value."
+            )
+        found = {name: given[name] for name in names}
         columns.check_lengths(found, "the new rows")
         return self.features_of(
             {name: columns.plain(name, column, _at) for name, column in found.items()}, _at
@@ -210,6 +216,13 @@ def _category(name: str, values: np.ndarray, marks: bool) -> Column:
             "point: 1.5. Replace the commas, or leave the column out with ignore."
         )
     if len(categories) > MOST_CATEGORIES:
+        texts = [category for category in categories if not _is_number(category)]
+        if len(texts) <= len(categories) / 2:
+            shown = ", ".join(map(repr, texts[:SHOWN]))
+            raise InputError(
+                f"column {name!r} holds numbers, but also the text {shown}; expected only numbers. "
+                "Replace the text by numbers, or leave it empty."
+            )
         raise InputError(
             f"column {name!r} holds text with {len(categories):,} different values, such as "
             f"{categories[0]!r}; expected at most {MOST_CATEGORIES} categories. Leave the column "
@@ -221,10 +234,19 @@ def _category(name: str, values: np.ndarray, marks: bool) -> Column:
 
 
 def _category_texts(values: np.ndarray) -> np.ndarray:
-    if values.dtype == object:
-        return values
-    texts = [None if columns.is_missing(value) else columns.as_text(value) for value in values]
+    """Return categories as text, without spaces around them, which the reader of a CSV drops."""
+    texts = [
+        None if columns.is_missing(value) else columns.as_text(value).strip() for value in values
+    ]
     return np.array(texts, object)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_date(text: str) -> bool:

@@ -25,19 +25,20 @@ from fedda.storage.snapshot import SUMMARY, read_newest
 from fedda.tasks import config
 
 # Settings of a result that are no settings of a task.
-ADDED = ("metrics", "lower_is_better", "finished")
+ADDED = ("metrics", "lower_is_better", "classes", "finished")
 
 
-def load(path: str | PathLike[str], model: Model | None = None) -> Result:
+def load(path: str | PathLike[str], model: Model | object | None = None) -> Result:
     """Load a result.
 
     Args:
         path: A file of `result.save`; or a run directory of `fedda run` or `fedda.run`. Of an
             unfinished run, the newest checkpoint is loaded, and `settings["finished"]` is False.
-        model: The model that was trained. Models of `fedda.models`, such as `mlp`, and those of the
-            tasks of `fedda run` are restored without it. The functions of your own models are not
-            stored: without `model`, the result cannot predict, and its parameters are nested
-            dictionaries, also where the model has lists, tuples or modules.
+        model: The model that was trained, or the module of PyTorch, Flax or Equinox. Models of
+            `fedda.models`, such as `mlp`, and those of the tasks of `fedda run` are restored
+            without it. The functions of your own models are not stored: without `model`, the result
+            cannot predict, and its parameters are nested dictionaries, also where the model has
+            lists, tuples or modules.
 
     Returns:
         The result. It predicts, and a run continues from it with `fedda.run(..., start=result)`.
@@ -59,8 +60,8 @@ def load(path: str | PathLike[str], model: Model | None = None) -> Result:
         >>> again.predict(np.ones((4, 2))).shape
         (4, 2)
     """
-    source = Path(path)
-    return _from_directory(source, model) if source.is_dir() else _from_file(source, model)
+    source, known = Path(path), None if model is None else models.as_model(model)
+    return _from_directory(source, known) if source.is_dir() else _from_file(source, known)
 
 
 def _from_file(path: Path, model: Model | None) -> Result:
@@ -85,8 +86,11 @@ def _from_directory(path: Path, model: Model | None) -> Result:
             "directory of `fedda run` or fedda.run. Give one of these."
         )
     settings = found.settings | {"finished": found.finished}
+    prepared = settings.pop("preparation", None)
     if "task" in settings and model is None:
-        settings |= metric_settings(_problem(settings).metrics)
+        problem = _problem(settings)
+        model, prepared = problem.model, problem.preparation and problem.preparation.to_json()
+        settings |= metric_settings(problem.metrics) | {"classes": list(problem.labels)}
     history = [
         {name: math.nan if value is None else value for name, value in row.items()}
         for row in found.history
@@ -96,11 +100,11 @@ def _from_directory(path: Path, model: Model | None) -> Result:
         path,
         found.arrays,
         model or _model(settings),
-        settings={name: value for name, value in settings.items() if name != "preparation"},
+        settings=settings,
         history=history,
         per_client=summary.get("per_client"),
         warnings=summary.get("warnings", []),
-        preparation=settings.get("preparation"),
+        preparation=prepared,
     )
 
 

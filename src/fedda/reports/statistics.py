@@ -134,7 +134,7 @@ def table(runs: Sequence[Run], threshold: float | None = None) -> list[Row]:
 
     The standing of the first row is BEST. That of another row is TIE if the 95 % interval of its
     difference to the first includes 0. Where one of the two has a single seed, there is no
-    interval, and no tie.
+    interval, and a tie only if both are equal.
 
     Args:
         runs: Runs of one task.
@@ -217,7 +217,7 @@ def _standings(finals: dict[str, list[float]], sign: int) -> dict[str, str]:
         standings[label] = ""
         if not badness(label)[0]:
             mean, half = difference(finals[best], finals[label])
-            standings[label] = TIE if half is not None and abs(mean) <= half else ""
+            standings[label] = TIE if mean == 0 or (half is not None and abs(mean) <= half) else ""
     return standings
 
 

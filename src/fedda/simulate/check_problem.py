@@ -48,7 +48,10 @@ def check_problem(
     if not callable(loss):
         raise InputError(f"loss must be a function such as losses.cross_entropy, got {loss!r}.")
     if callable(metrics) or not all(hasattr(metric, "__name__") for metric in metrics):
-        raise InputError(f"metrics must be a list of named functions, got {shown(metrics)}.")
+        instead = f' Write ["{metrics}"].' if isinstance(metrics, str) else ""
+        raise InputError(
+            f"metrics must be a list of named functions or of names, got {shown(metrics)}.{instead}"
+        )
     if metrics and test is None:
         raise InputError("metrics need a test set: give test=(x, y) too.")
     names = ["round", "train_loss", "loss", *TOTALS, *(metric.__name__ for metric in metrics)]

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from fedda.core.losses import as_measures
 from fedda.core.task import ExampleWise
 from fedda.core.tree import PyTree
 from fedda.data.federation import Shards, checked_pair, from_clients, take_rows
@@ -34,7 +35,7 @@ def evaluate(
     model: Model,
     params: PyTree,
     data: Test | Mapping[Any, Examples] | Federation,
-    metrics: Sequence[ExampleWise],
+    metrics: Sequence[ExampleWise | str],
     per_client: bool = False,
 ) -> dict[str, float] | ClientMetrics:
     """Evaluate a model.
@@ -44,7 +45,8 @@ def evaluate(
         params: Its parameters, such as `result.params`.
         data: A pair of arrays `(x, y)`; or a list of pairs, one for each client; or a dictionary
             from client to pair; or a federation, whose test examples are used.
-        metrics: Functions of `(outputs, y)`, as `fedda.run` takes them. Losses are metrics too.
+        metrics: Functions of `(outputs, y)` or names, as `fedda.run` takes them. Losses are metrics
+            too.
         per_client: Whether to evaluate each client. If lower values of your own metric are better,
             decorate it with `fedda.losses.lower_is_better`.
 
@@ -81,9 +83,10 @@ def evaluate(
         )
     else:
         shards = from_clients([checked_pair(data, "data")])
-    if callable(metrics) or not metrics or not all(hasattr(each, "__name__") for each in metrics):
-        raise InputError("metrics must be a list of named functions, as def makes them.")
-    measures = {metric.__name__: metric for metric in metrics}
+    named = as_measures(metrics)
+    if callable(named) or not named or not all(hasattr(each, "__name__") for each in named):
+        raise InputError('metrics must be a list of named functions or of names: ["accuracy"].')
+    measures = {metric.__name__: metric for metric in named}
     sums = _client_sums(model, measures, params, shards)
     if not per_client:
         return {name: float(above.sum() / below.sum()) for name, (above, below) in sums.items()}
