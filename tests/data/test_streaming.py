@@ -14,7 +14,8 @@ from fedda.data import streaming
 from fedda.data.federation import Ragged
 from fedda.data.store import Rows
 from fedda.data.streaming import Feed
-from fedda.simulate.train import evaluate, evaluate_blocks
+from fedda.simulate.evaluation import evaluate_blocks
+from fedda.simulate.train import evaluate
 from helpers.stored import COUNTS, MODEL, written
 
 

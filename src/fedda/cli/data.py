@@ -154,7 +154,9 @@ def data_import(
     from fedda.data.catalogue import DATASETS
 
     if name in config.tasks() and name not in DATASETS:
-        raise InputError(f"{name} is a task that reads no files. Choose another name for your data.")
+        raise InputError(
+            f"{name} is a task that reads no files. Choose another name for your data."
+        )
     chosen: dict[str, Any] = {"client": client, "label": label, "features": feature}
     chosen |= {"ignore": ignore, "target": target}
     given = {key: value for key, value in chosen.items() if value} | _limits(memory, minutes)

@@ -17,7 +17,7 @@ from fedda.core import tree
 from fedda.reports.runs import SUMMARY
 from fedda.simulate import devices, grid, hosts
 from fedda.simulate import train as simulate
-from fedda.simulate.evaluation import evaluated_clients, metric_settings
+from fedda.simulate.evaluation import evaluate_blocks, evaluated_clients, metric_settings
 from fedda.simulate.progress import Progress
 from fedda.simulate.result import Result
 from fedda.simulate.run import train_run
@@ -195,6 +195,6 @@ def _summary(config: Config, prepared: Prepared, result: Result) -> dict[str, An
         summary["per_client"] = result.per_client.to_json()
     if problem.final is not None:
         params = devices.here(result.params)
-        whole = simulate.evaluate_blocks(setup.task, params, problem.final())
+        whole = evaluate_blocks(setup.task, params, problem.final())
         summary["whole_test_set"] = json_numbers(whole)
     return summary

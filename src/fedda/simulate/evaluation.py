@@ -4,25 +4,28 @@ All examples are evaluated in blocks of one size, by one compiled program, whate
 clients. The sums over the examples of a client are taken on the host, in float64.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, pairwise
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from fedda.core.losses import as_measures
-from fedda.core.task import ExampleWise
+from fedda.core.task import ExampleWise, Task
 from fedda.core.tree import PyTree
 from fedda.data.federation import Shards, checked_pair, from_clients, take_rows
-from fedda.data.streaming import Feed
+from fedda.data.streaming import Block, Feed
 from fedda.data.tabular import Federation
 from fedda.errors import InputError
 from fedda.models import Model
 from fedda.simulate import devices
 from fedda.simulate.client_metrics import ClientMetrics
 from fedda.simulate.settings import Examples, Test, is_one_pair_a_client
-from fedda.simulate.train import Setup, fetched_late, programs
+from fedda.simulate.train import Setup, programs
+from fedda.storage import interrupts
 
 BLOCK = 512  # examples of one call
 GROUP = 256  # clients that are brought to the device at once, if their examples are on disk
@@ -131,6 +134,33 @@ def evaluated_clients(setup: Setup, params: PyTree) -> ClientMetrics:
     )
 
 
+@programs
+def _block_sums(task: Task, params: PyTree, block: Block) -> dict[str, tuple[Array, Array]]:
+    return task.sums(params, *block)
+
+
+def evaluate_blocks(task: Task, params: PyTree, blocks: Iterable[Block]) -> dict[str, float]:
+    """Return the loss and the metrics on a test set that is brought to the device in blocks.
+
+    The sums over blocks are in float64.
+    """
+    total = dict.fromkeys(task.measures, np.zeros(2))
+    for sums in _fetched_late(_block_sums(task)(params, block) for block in blocks):
+        interrupts.check()
+        for name, pair in sums.items():
+            total[name] = total[name] + np.asarray(pair, np.float64)
+    return {name: float(above / below) for name, (above, below) in total.items()}
+
+
+def _fetched_late(results: Iterable[PyTree]) -> Iterator[PyTree]:
+    """Fetch each result from the device after the work for the next one has been started.
+
+    So the host reads the next examples while the device computes.
+    """
+    for before, _ in pairwise(chain(results, [None])):
+        yield jax.device_get(before)
+
+
 Sums = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
@@ -171,7 +201,7 @@ def _client_sums(model: Model, measures: Measures, params: PyTree, shards: Shard
                 block = np.resize(some, BLOCK).astype(np.int32)  # repeats fill the last one
                 yield owner[first : first + BLOCK], program(params, (part.x, part.y), block)
 
-    for owner, values in fetched_late(started()):
+    for owner, values in _fetched_late(started()):
         for sums, pair in zip(total, values, strict=True):
             for added, array in zip(sums, pair, strict=True):
                 np.add.at(added, owner, np.asarray(array[: len(owner)], np.float64))

@@ -2,7 +2,7 @@
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial, wraps
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from fedda.core.round import one_round, traffic
 from fedda.core.task import Task
 from fedda.core.tree import PyTree
 from fedda.data.federation import Shards, num_rows, take_rows
-from fedda.data.streaming import Block, Feed
+from fedda.data.streaming import Feed
 from fedda.models import Model
 from fedda.simulate.client_state import HostMemory
 from fedda.simulate.cohort import (
@@ -230,33 +230,6 @@ def evaluate(
         return {name: above / below for name, (above, below) in spread(params, x, y).items()}
 
     return (jax.vmap(one) if together else one)(params)
-
-
-@programs
-def _sums(task: Task, params: PyTree, block: Block) -> dict[str, tuple[Array, Array]]:
-    return task.sums(params, *block)
-
-
-def evaluate_blocks(task: Task, params: PyTree, blocks: Iterable[Block]) -> dict[str, float]:
-    """Return the loss and the metrics on a test set that is brought to the device in blocks.
-
-    The sums over blocks are in float64.
-    """
-    total = dict.fromkeys(task.measures, np.zeros(2))
-    for sums in fetched_late(_sums(task)(params, block) for block in blocks):
-        interrupts.check()
-        for name, pair in sums.items():
-            total[name] = total[name] + np.asarray(pair, np.float64)
-    return {name: float(above / below) for name, (above, below) in total.items()}
-
-
-def fetched_late(results: Iterable[PyTree]) -> Iterator[PyTree]:
-    """Fetch each result from the device after the work for the next one has been started.
-
-    So the host reads the next examples while the device computes.
-    """
-    for before, _ in itertools.pairwise(itertools.chain(results, [None])):
-        yield jax.device_get(before)
 
 
 def train(
