@@ -97,10 +97,10 @@ def test_lower_may_be_better(tmp_path):
     assert [row.label for row in table(read_runs([tmp_path]))] == ["b", "a"]
 
 
-def test_one_seed_ties_with_nothing(tmp_path):
-    write_seeds(tmp_path, "a", (0.9,))
-    write_seeds(tmp_path, "b", (0.9,))
-    assert [row.standing for row in table(read_runs([tmp_path]))] == ["best", ""]
+def test_one_seed_ties_only_with_its_equal(tmp_path):
+    for name, end in (("a", 0.9), ("b", 0.9), ("c", 0.89)):
+        write_seeds(tmp_path, name, (end,))
+    assert [row.standing for row in table(read_runs([tmp_path]))] == ["best", "tie", ""]
 
 
 def test_rounds_to_threshold(tmp_path):

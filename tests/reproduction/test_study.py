@@ -167,6 +167,7 @@ def test_results_of_a_copy_without_git_get_the_commit_of_the_same_code(
     assert len(scores) == count
 
 
+@pytest.mark.slow
 def test_processes_compute_the_same_as_one(tmp_path):
     """Whole small runs: each process computes, and only the first writes."""
     conditions = [TINY._replace(variety=variety) for variety in ("0.1", "0.3", "inf")]
