@@ -201,6 +201,8 @@ def test_text_among_numbers_is_named():
     low = TABLE.assign(age=["<5" if row % 20 == 0 else f"{row}.5" for row in range(len(TABLE))])
     with pytest.raises(InputError, match="'age' holds numbers, but also the text '<5'; expected"):
         made(low)
+    with pytest.raises(InputError, match=r"'age' holds numbers as text, such as '0\.5'"):
+        made(TABLE.assign(age=[f"{row}.5" for row in range(len(TABLE))]))
 
 
 @pytest.mark.parametrize(

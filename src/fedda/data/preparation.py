@@ -217,6 +217,11 @@ def _category(name: str, values: np.ndarray, marks: bool) -> Column:
         )
     if len(categories) > MOST_CATEGORIES:
         texts = [category for category in categories if not _is_number(category)]
+        if not texts:
+            raise InputError(
+                f"column {name!r} holds numbers as text, such as {categories[0]!r}, expected "
+                "numbers. Convert the column, for example with float."
+            )
         if len(texts) <= len(categories) / 2:
             shown = ", ".join(map(repr, texts[:SHOWN]))
             raise InputError(
