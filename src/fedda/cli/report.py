@@ -69,5 +69,5 @@ def print_rows(rows: "list[Row]", threshold: float | None = None) -> None:
     if counts != [1]:
         shown = counts[0] if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         terminal.say(_INTERVAL.format(shown))
-    if any(row.standing == TIE for row in rows):
+    if any(row.standing == TIE and row.seeds > 1 for row in rows):  # one seed: they are equal
         terminal.say(_TIE)
